@@ -1,0 +1,1 @@
+"""What runs at Cloudflare: the Worker that ships with duly."""

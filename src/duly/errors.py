@@ -1,0 +1,171 @@
+"""Every exception duly raises on purpose.
+
+DulyError
+├── ConfigError            a setting, option or URL cannot work; raised before anything is written
+├── PayloadError           what you gave cannot be stored
+│   ├── BadArguments       the arguments do not fit the handler's signature
+│   └── PayloadTooLarge    more than 96,000 bytes, and no blob store is set
+├── JobError               something about one job (`.job_id`)
+│   ├── JobNotFound        no job has this id
+│   ├── JobDead            its result was asked for, but it ended dead
+│   ├── JobCancelled       its result was asked for, but it was cancelled
+│   ├── JobTimeout         the handler ran longer than its timeout
+│   ├── ResultExpired      it succeeded, but the result is no longer kept
+│   ├── LeaseLost          another worker owns this job now; nothing was written
+│   ├── NotReplayable      only dead and partial jobs are replayed, others only by force
+│   └── TransitionRefused  no arrow leads from the job's state to the one asked for
+├── KeyConflict            the key is taken by a job with another payload (`.existing_id`)
+├── QueueFull              the queue has reached its depth limit
+└── StoreError             the database said no (`__cause__` is the driver's own error)
+    ├── StoreUnavailable   it cannot be reached now; nothing was written; worth trying again
+    ├── AnswerLost         it may or may not have been written; asking again is safe
+    ├── EnqueueUnknown     a keyless job that leaves nothing behind may have been enqueued; never repeated by itself
+    ├── SchemaMismatch     the tables are missing, older or newer than this version: `duly migrate`
+    └── StoreRefused       the database refuses this data; trying again cannot help
+
+Each class has a stable `code`, used by HTTP bodies, exit codes and the docs.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DulyError(Exception):
+    """Base of everything duly raises on purpose."""
+
+    code: ClassVar[str] = "duly_error"
+
+
+class ConfigError(DulyError):
+    """A setting, option or URL cannot work."""
+
+    code = "config"
+
+
+class PayloadError(DulyError):
+    """What was given cannot be stored."""
+
+    code = "payload"
+
+
+class BadArguments(PayloadError):
+    """The arguments do not fit the handler's signature."""
+
+    code = "bad_arguments"
+
+
+class PayloadTooLarge(PayloadError):
+    """The payload is over the inline limit and no blob store is set."""
+
+    code = "payload_too_large"
+
+
+class JobError(DulyError):
+    """Something about one job."""
+
+    code = "job"
+
+    def __init__(self, message: str, job_id: str | None = None) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class JobNotFound(JobError):
+    """No job has this id."""
+
+    code = "job_not_found"
+
+
+class JobDead(JobError):
+    """The job ended dead, so it has no result."""
+
+    code = "job_dead"
+
+
+class JobCancelled(JobError):
+    """The job was cancelled, so it has no result."""
+
+    code = "job_cancelled"
+
+
+class JobTimeout(JobError):
+    """The handler ran longer than its timeout."""
+
+    code = "job_timeout"
+
+
+class ResultExpired(JobError):
+    """The job succeeded, but its result is no longer kept."""
+
+    code = "result_expired"
+
+
+class LeaseLost(JobError):
+    """Another worker owns this job now; nothing was written."""
+
+    code = "lease_lost"
+
+
+class NotReplayable(JobError):
+    """The job is in a state that is not replayed without force."""
+
+    code = "not_replayable"
+
+
+class TransitionRefused(JobError):
+    """No arrow leads from the job's state to the one asked for."""
+
+    code = "transition_refused"
+
+
+class KeyConflict(DulyError):
+    """The key is taken by a job with another payload."""
+
+    code = "key_conflict"
+
+    def __init__(self, message: str, existing_id: str | None = None) -> None:
+        super().__init__(message)
+        self.existing_id = existing_id
+
+
+class QueueFull(DulyError):
+    """The queue has reached its depth limit."""
+
+    code = "queue_full"
+
+
+class StoreError(DulyError):
+    """The database said no."""
+
+    code = "store"
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached now; nothing was written."""
+
+    code = "store_unavailable"
+
+
+class AnswerLost(StoreError):
+    """The write may or may not have happened; asking again is safe."""
+
+    code = "answer_lost"
+
+
+class EnqueueUnknown(StoreError):
+    """A keyless job that leaves nothing behind may or may not have been enqueued."""
+
+    code = "enqueue_unknown"
+
+
+class SchemaMismatch(StoreError):
+    """The tables are missing, or not those this version works with."""
+
+    code = "schema_mismatch"
+
+
+class StoreRefused(StoreError):
+    """The database refuses this data; trying again cannot help."""
+
+    code = "store_refused"

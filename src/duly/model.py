@@ -1,0 +1,332 @@
+"""The nouns: what a job is, how an attempt can end and what is then written.
+
+Times end in `_at` and are whole milliseconds UTC by the database's clock; durations end in `_ms`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+
+class State(StrEnum):
+    """Where a job stands. `docs/lifecycle.md` draws the arrows."""
+
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    RUNNING = "running"
+    WAITING = "waiting"
+    SUCCEEDED = "succeeded"
+    PARTIAL = "partial"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more happens to a job in this state by itself."""
+        return self in ENDED
+
+
+DAY_MS = 86_400_000
+KEEP_MS = 7 * DAY_MS
+RESULT_TTL_MS = DAY_MS
+KEY_TTL_MS = 15 * DAY_MS
+
+ENDED = frozenset({State.SUCCEEDED, State.PARTIAL, State.DEAD, State.CANCELLED})
+
+
+class Envelope(Struct, frozen=True):
+    """What travels with a job beside its payload: where it came from and what it is about.
+
+    `correlation_id` is None on a root job, whose own id then is the correlation id of all it causes.
+    """
+
+    schema_version: int = 1
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    subject: str | None = None
+    traceparent: str | None = None
+    payload_ref: str | None = None
+
+
+class NewJob(Struct, frozen=True):
+    """One job to be enqueued. `id` is made by the client, so that asking twice adds it once."""
+
+    id: str
+    payload: str
+    key: str | None = None
+    fingerprint: str | None = None
+    envelope: Envelope = Envelope()
+
+
+class Terms(Struct, frozen=True):
+    """What all jobs of one enqueue have in common: the task, and the terms on which it runs."""
+
+    task: str
+    queue: str = "default"
+    priority: int = 0
+    max_attempts: int = 5
+    lease_ms: int = 30_000
+    delay_ms: int = 0
+    due_at: int | None = None
+    expires_ms: int | None = None
+    expires_at: int | None = None
+    keep_ms: int = KEEP_MS
+    result_ttl_ms: int = RESULT_TTL_MS
+    key_ttl_ms: int = KEY_TTL_MS
+    batch_id: str | None = None
+    schedule: str | None = None
+    on_dead: str | None = None
+
+
+class Succeeded(Struct, frozen=True):
+    """The handler returned; `result` is JSON text, None for no result."""
+
+    result: str | None = None
+
+
+class PartlyDone(Struct, frozen=True):
+    """Some of the job's channels were delivered and none is left to try."""
+
+    reason: str
+    result: str | None = None
+
+
+class Failed(Struct, frozen=True):
+    """The handler raised, or did not end in time."""
+
+    error: Failure
+    retry: bool = True
+    after_ms: int | None = None
+    reason: str | None = None
+
+
+class Snoozed(Struct, frozen=True):
+    """The handler asks to be called again later; the attempt does not count."""
+
+    after_ms: int
+
+
+class Cancelled(Struct, frozen=True):
+    """The handler, or a person through it, gave the job up."""
+
+    reason: str
+
+
+class Waiting(Struct, frozen=True):
+    """The job waits for something that is not a time; `timeout_ms` bounds the wait. The attempt does not count."""
+
+    reason: str
+    timeout_ms: int | None = None
+
+
+class Released(Struct, frozen=True):
+    """The worker gives the job back unfinished; the attempt does not count."""
+
+
+Outcome: TypeAlias = Succeeded | PartlyDone | Failed | Snoozed | Cancelled | Waiting | Released
+
+
+class Failure(Struct, frozen=True):
+    """Why an attempt did not succeed: what a person reads first, and the traceback."""
+
+    kind: str
+    message: str
+    traceback: str | None = None
+
+
+class Change(Struct, frozen=True):
+    """What is written when an attempt ends. Only `lifecycle.decide` makes one."""
+
+    state: State
+    after_ms: int | None = None
+    give_back_attempt: bool = False
+    result: str | None = None
+    reason: str | None = None
+    error: Failure | None = None
+
+
+class Claimed(Struct, frozen=True):
+    """A job on lease: all that a worker needs to run it and to record how it ended."""
+
+    id: str
+    token: int
+    task: str
+    queue: str
+    priority: int
+    payload: str
+    envelope: Envelope
+    key: str | None
+    attempt: int
+    max_attempts: int
+    crashes: int
+    suspect: bool
+    lease_ms: int
+    lease_until: int
+    due_at: int
+    created_at: int
+    keep_ms: int
+    batch_id: str | None
+    schedule: str | None
+    replay_count: int
+    cancel_requested_at: int | None
+
+
+class Verdict(StrEnum):
+    """What became of a write that named a token."""
+
+    RECORDED = "recorded"
+    ALREADY = "already"
+    GONE = "gone"
+    LOST = "lost"
+
+
+class JobRecord(Struct, frozen=True):
+    """A job as it was when it was read, live or finished. The field names are those of `--json`."""
+
+    id: str
+    task: str
+    queue: str
+    priority: int
+    state: State
+    payload: Any
+    schema_version: int
+    correlation_id: str
+    causation_id: str | None
+    subject: str | None
+    traceparent: str | None
+    payload_ref: str | None
+    key: str | None
+    attempt: int
+    max_attempts: int
+    crashes: int
+    created_at: int
+    due_at: int | None
+    expires_at: int | None
+    worker: str | None
+    lease_until: int | None
+    heartbeat_at: int | None
+    progress: float | None
+    progress_message: str | None
+    cancel_requested_at: int | None
+    finished_at: int | None
+    result: Any
+    result_until: int | None
+    reason: str | None
+    error: str | None
+    batch_id: str | None
+    schedule: str | None
+    origin: str | None
+    replay_of: str | None
+    replay_count: int
+    replayed_as: str | None
+    resolved_at: int | None
+    resolved_by: str | None
+    resolved_why: str | None
+
+
+class Enqueued(Struct, frozen=True):
+    """What an enqueue found or made: the job to look for, and whether it was there before."""
+
+    id: str
+    deduplicated: bool = False
+    conflict: bool = False
+    succeeded: bool = False
+    result: str | None = None
+    result_dropped: bool = False
+
+
+class Sighting(Struct, frozen=True):
+    """A lease that was seen to have ended."""
+
+    id: str
+    token: int
+    lease_until: int
+    lease_ms: int
+    worker: str
+
+
+class Replayed(Struct, frozen=True):
+    """What a replay came to. `new_id` is None where it was refused: see `state` and `key_holder`."""
+
+    id: str
+    new_id: str | None
+    first: bool
+    state: State | None
+    key_holder: str | None
+
+
+class Attempt(Struct, frozen=True):
+    """One attempt that did not succeed."""
+
+    job_id: str
+    attempt: int
+    at: int
+    worker: str | None
+    outcome: str
+    error: str | None
+    traceback: str | None
+
+
+class Step(Struct, frozen=True):
+    """One row of the ledger: something a job has done, or has begun."""
+
+    job_id: str
+    name: str
+    kind: str
+    state: str
+    attempt: int
+    key: str | None
+    result: str | None
+    error: str | None
+    created_at: int
+    changed_at: int
+
+
+class Event(Struct, frozen=True):
+    """One row of the log of rare, meaningful things."""
+
+    id: int
+    at: int
+    name: str
+    job_id: str | None
+    subject: str | None
+    by: str | None
+    why: str | None
+    data: str | None
+
+
+class Pause(Struct, frozen=True):
+    """A queue or a task that is paused."""
+
+    kind: str
+    name: str
+    paused_at: int
+    paused_by: str
+    paused_why: str
+    paused_until: int | None
+
+
+class WorkerRecord(Struct, frozen=True):
+    """A worker that has been heard of."""
+
+    id: str
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+    beat_ms: int
+    started_at: int
+    seen_at: int
+    alive: bool
+
+
+class DeadFigure(Struct, frozen=True):
+    """Dead jobs of one task for one reason."""
+
+    task: str
+    reason: str | None
+    count: int
+    oldest_ms: int

@@ -1,0 +1,26 @@
+"""The store: operations as values, their SQL, and the drivers that run them."""
+
+from __future__ import annotations
+
+from duly.errors import ConfigError
+from duly.settings import Settings
+from duly.store.driver import Driver
+
+
+def open_driver(settings: Settings) -> Driver:
+    """Make the driver for the database that is set. Nothing is opened before its first operation."""
+    url = settings.url
+    match url.store:
+        case "sqlite":
+            from duly.store.sqlite import SQLiteDriver
+
+            return SQLiteDriver(url.path or "", durability=settings.durability, busy_s=settings.busy_timeout_ms / 1000)
+        case "postgresql":
+            try:
+                from duly.store.postgres import PostgresDriver
+            except ImportError as error:
+                raise ConfigError(
+                    f"{url} needs psycopg, which is not installed: pip install 'duly[postgres]'"
+                ) from error
+            return PostgresDriver(url.dsn, schema=settings.schema, connect_s=settings.connect_timeout_ms / 1000)
+    raise ConfigError(f"{url}: this version of duly has no store for {url.store!r} yet")

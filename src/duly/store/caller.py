@@ -1,0 +1,222 @@
+"""Operations on a connection that belongs to the caller, inside the caller's own transaction.
+
+What runs here commits and rolls back with the caller. Only where the connection is in autocommit mode with no
+transaction open, and so has none to join, is an operation a transaction of its own: it is never half-written.
+
+The kinds of connection are told apart by where their classes come from; none of their libraries is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+from duly.errors import ConfigError
+from duly.store.ops import Op
+from duly.store.statements import Dialect, Statement, Style, spell
+
+T = TypeVar("T")
+KINDS = (
+    "sqlite3, aiosqlite, psycopg (sync and async), asyncpg, "
+    "SQLAlchemy (sessions and connections, sync and async) and Django"
+)
+
+
+class Borrowed(NamedTuple):
+    """A caller's connection in one shape."""
+
+    dialect: Dialect
+    style: Style
+    execute: Callable[[Statement, Mapping[str, Any]], Any]
+    whole: Callable[[], Any]  # the context in which a list of statements is all or nothing
+    waits: bool = False  # `execute` is to be awaited and `whole` to be entered with `async with`
+
+
+def run(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
+    """Run an operation in the transaction of a sync connection."""
+    if is_async(conn):
+        raise ConfigError(
+            f"`conn=` is {_kind(conn)}, an async connection: use the async twin of this call, with `a` in front"
+        )
+    borrowed = borrow(conn)
+    rows: list[Any] = []
+    with borrowed.whole():
+        for section in op.sections:
+            for statement in spell(borrowed.dialect, section, borrowed.style, schema):
+                rows += borrowed.execute(statement, op.params)
+    return op.read(rows)
+
+
+async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
+    """Run an operation in the transaction of an async connection. A sync one will do too, and blocks the loop."""
+    if not is_async(conn):
+        return run(conn, op, schema=schema)
+    if _library(conn) == "sqlalchemy" and "Session" in type(conn).__name__:
+        conn = await conn.connection()
+    borrowed = borrow(conn)
+    rows: list[Any] = []
+    async with borrowed.whole():
+        for section in op.sections:
+            for statement in spell(borrowed.dialect, section, borrowed.style, schema):
+                rows += await borrowed.execute(statement, op.params)
+    return op.read(rows)
+
+
+def is_async(conn: Any) -> bool:
+    """Tell whether statements on this connection are awaited."""
+    library = _library(conn)
+    return library in ("aiosqlite", "asyncpg") or (
+        library in ("psycopg", "sqlalchemy") and type(conn).__name__.lower().startswith("async")
+    )
+
+
+def borrow(conn: Any) -> Borrowed:
+    """Put a caller's connection into the one shape that operations run on."""
+    adapt = _ADAPTERS.get(_library(conn))
+    if adapt is None:
+        raise ConfigError(f"`conn=` is {_kind(conn)}, which duly does not know. It takes {KINDS}")
+    return adapt(conn)
+
+
+def _library(conn: Any) -> str:
+    for kind in type(conn).__mro__:
+        name = kind.__module__.partition(".")[0]
+        if name in _ADAPTERS:
+            return name
+    return ""
+
+
+def _kind(conn: Any) -> str:
+    return f"a {type(conn).__module__}.{type(conn).__qualname__}"
+
+
+def _sqlite3(conn: Any) -> Borrowed:
+    # Below SQLite 3.51.3 an automatic checkpoint that races a commit can corrupt the file: see store/sqlite.py.
+    conn.execute("pragma wal_autocheckpoint = 0")
+
+    @contextmanager
+    def whole() -> Iterator[None]:
+        # sqlite3 opens a transaction by itself only before some statements, and only a deferred one.
+        ours = not conn.in_transaction and _commits_by_itself(conn)
+        if not conn.in_transaction:
+            conn.execute("begin immediate")
+        try:
+            yield
+        except BaseException:
+            if ours:
+                conn.execute("rollback")
+            raise
+        if ours:
+            conn.execute("commit")
+
+    return Borrowed("sqlite", "named", lambda statement, params: conn.execute(statement.sql, params).fetchall(), whole)
+
+
+def _aiosqlite(conn: Any) -> Borrowed:
+    async def execute(statement: Statement, params: Mapping[str, Any]) -> Any:
+        return await conn.execute_fetchall(statement.sql, params)
+
+    @asynccontextmanager
+    async def whole() -> AsyncIterator[None]:
+        await conn.execute("pragma wal_autocheckpoint = 0")
+        ours = not conn.in_transaction and _commits_by_itself(conn)
+        if not conn.in_transaction:
+            await conn.execute("begin immediate")
+        try:
+            yield
+        except BaseException:
+            if ours:
+                await conn.execute("rollback")
+            raise
+        if ours:
+            await conn.execute("commit")
+
+    return Borrowed("sqlite", "named", execute, whole, waits=True)
+
+
+def _commits_by_itself(conn: Any) -> bool:
+    return conn.isolation_level is None or getattr(conn, "autocommit", None) is True
+
+
+def _psycopg(conn: Any) -> Borrowed:
+    def execute(statement: Statement, params: Mapping[str, Any]) -> Any:
+        cursor = conn.cursor(row_factory=_tuples).execute(statement.sql, params)
+        return cursor.fetchall() if cursor.description else []
+
+    async def aexecute(statement: Statement, params: Mapping[str, Any]) -> Any:
+        cursor = await conn.cursor(row_factory=_tuples).execute(statement.sql, params)
+        return await cursor.fetchall() if cursor.description else []
+
+    idle = conn.info.transaction_status == 0
+    whole = conn.transaction if conn.autocommit and idle else nullcontext
+    if is_async(conn):
+        return Borrowed("postgres", "pyformat", aexecute, whole, waits=True)
+    return Borrowed("postgres", "pyformat", execute, whole)
+
+
+def _tuples(cursor: Any) -> Callable[[Any], Any]:
+    """Give rows as tuples, whatever rows the caller's connection is set to make."""
+    return tuple
+
+
+def _asyncpg(conn: Any) -> Borrowed:
+    async def execute(statement: Statement, params: Mapping[str, Any]) -> Any:
+        rows = await conn.fetch(statement.sql, *(params[name] for name in statement.parameters))
+        return [tuple(row) for row in rows]
+
+    whole = nullcontext if conn.is_in_transaction() else conn.transaction
+    return Borrowed("postgres", "dollar", execute, whole, waits=True)
+
+
+def _sqlalchemy(conn: Any) -> Borrowed:
+    if "ession" in type(conn).__name__:
+        conn = conn.connection()
+
+    def arguments(statement: Statement, params: Mapping[str, Any]) -> Any:
+        if style == "dollar":
+            return tuple(params[name] for name in statement.parameters)
+        return {name: params[name] for name in statement.parameters}
+
+    # Its own cursor would bypass the transaction that SQLAlchemy begins with the first statement it sees.
+    def execute(statement: Statement, params: Mapping[str, Any]) -> Any:
+        return _rows(conn.exec_driver_sql(statement.sql, arguments(statement, params)))
+
+    async def aexecute(statement: Statement, params: Mapping[str, Any]) -> Any:
+        return _rows(await conn.exec_driver_sql(statement.sql, arguments(statement, params)))
+
+    dialect: Dialect = "sqlite" if conn.dialect.name == "sqlite" else "postgres"
+    style: Style = (
+        "named" if dialect == "sqlite" else "dollar" if conn.dialect.paramstyle.startswith("numeric") else "pyformat"
+    )
+    if is_async(conn):
+        return Borrowed(dialect, style, aexecute, nullcontext, waits=True)
+    return Borrowed(dialect, style, execute, nullcontext)
+
+
+def _rows(result: Any) -> Any:
+    return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
+
+
+def _django(conn: Any) -> Borrowed:
+    def execute(statement: Statement, params: Mapping[str, Any]) -> Any:
+        with conn.cursor() as cursor:
+            cursor.execute(statement.sql, {name: params[name] for name in statement.parameters})
+            return cursor.fetchall() if cursor.description else []
+
+    def atomic() -> Any:
+        return sys.modules["django.db.transaction"].atomic(using=conn.alias)
+
+    dialect: Dialect = "sqlite" if conn.vendor == "sqlite" else "postgres"
+    return Borrowed(dialect, "pyformat", execute, atomic)
+
+
+_ADAPTERS: dict[str, Callable[[Any], Borrowed]] = {
+    "sqlite3": _sqlite3,
+    "aiosqlite": _aiosqlite,
+    "psycopg": _psycopg,
+    "asyncpg": _asyncpg,
+    "sqlalchemy": _sqlalchemy,
+    "django": _django,
+}

@@ -1,0 +1,727 @@
+"""Everything duly asks of a database, one function per question.
+
+A function here does no I/O. It names sections of SQL, fills their parameters and says how to read the
+answer; a driver runs it and commits it as one. So the sync client, the async worker, your own open
+transaction and Cloudflare D1 share every line of this file, and a store is only its `.sql` and its driver.
+
+Batches travel as one JSON text: it is the fastest way in on PostgreSQL and the only one on D1, where every
+number would turn into a float. `now` is for tests; without it the database reads its own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from duly import codec, keys
+from duly import envelope as envelopes
+from duly.errors import ConfigError
+from duly.model import (
+    KEEP_MS,
+    KEY_TTL_MS,
+    Attempt,
+    Change,
+    Claimed,
+    DeadFigure,
+    Enqueued,
+    Event,
+    JobRecord,
+    NewJob,
+    Pause,
+    Replayed,
+    Sighting,
+    State,
+    Step,
+    Terms,
+    Verdict,
+    WorkerRecord,
+)
+from duly.why import Facts, Why, explain
+
+T = TypeVar("T")
+Row: TypeAlias = Sequence[Any]
+Rows: TypeAlias = Sequence[Row]
+
+_json = msgspec.json.Encoder().encode
+
+LIVE = frozenset({State.SCHEDULED, State.READY, State.RUNNING, State.WAITING})
+FIRST_ID, LAST_ID = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
+# All endings share this tail. `ended_delete` comes last: until then the sections find the row in duly_job.
+TAIL = (
+    "ended_key",
+    "ended_batch",
+    "ended_callbacks",
+    "ended_schedule",
+    "ended_event",
+    "ended_done",
+    "ended_delete",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Op(Generic[T]):
+    """One operation: sections of SQL that commit as one, their parameters, and the reader of their rows.
+
+    The reader gets the rows of all statements in order. Every write may be repeated after a lost answer, by
+    `again` where the repetition must look first, and never where `once` says that nobody could tell. `follow`
+    asks a second question when the answer leaves one open.
+    """
+
+    name: str
+    sections: tuple[str, ...]
+    params: Mapping[str, Any]
+    read: Callable[[Rows], T]
+    writes: bool = True
+    urgent: bool = False
+    once: bool = False
+    again: Op[T] | None = None
+    follow: Callable[[T], Op[T] | None] | None = field(default=None)
+
+
+class Finish(NamedTuple):
+    """A job on lease and what becomes of it."""
+
+    job: Claimed
+    change: Change
+
+
+class Held(NamedTuple):
+    """A job as its holder names it in a write: only while the token stands does anything change."""
+
+    id: str
+    token: int
+
+
+class Replay(NamedTuple):
+    """One dead job to run again under a new id, as it was or with another key or payload."""
+
+    id: str
+    new_id: str
+    key: str | None = None
+    payload: str | None = None
+    force: bool = False
+
+
+# Enqueue
+
+
+def enqueue(terms: Terms, jobs: Sequence[NewJob], *, now: int | None = None) -> Op[list[Enqueued]]:
+    """Add jobs that share their terms; those with a key are added only where the key is free."""
+    for job in jobs:
+        codec.check_size(job.payload, terms.task)
+    keyed = [job for job in jobs if job.key is not None]
+    if keyed and len(keyed) < len(jobs):
+        raise ConfigError("one enqueue takes jobs with keys or jobs without, not both: split them")
+    if keyed:
+        return _enqueue_keyed(terms, keyed, now)
+    return _enqueue_plain(terms, jobs, now)
+
+
+def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
+    records = [{"id": job.id, "payload": job.payload, "envelope": envelopes.pack(job.envelope)} for job in jobs]
+    params = {**_terms(terms), "jobs": _text(records), "now": now}
+    added = [Enqueued(job.id) for job in jobs]
+    again = Op("enqueue", ("enqueue", "undo_finished"), params, lambda rows: added)
+    # Where success leaves no trace, nobody can tell a lost enqueue from a finished one.
+    return Op("enqueue", ("enqueue",), params, lambda rows: added, once=terms.keep_ms == 0, again=again)
+
+
+def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
+    records = [
+        {
+            "id": job.id,
+            "payload": job.payload,
+            "envelope": envelopes.pack(job.envelope),
+            "key": job.key,
+            "fingerprint": job.fingerprint or keys.fingerprint(job.payload),
+        }
+        for job in jobs
+    ]
+    params = {**_terms(terms), "jobs": _text(records), "key_ttl_ms": terms.key_ttl_ms, "now": now}
+    sections = ("reserve_keys", "enqueue_keyed", "key_holders")
+    again = Op("enqueue", ("reserve_keys", "enqueue_keyed", "undo_finished", "key_holders"), params, _enqueued)
+    return Op("enqueue", sections, params, _enqueued, again=again)
+
+
+def _terms(terms: Terms) -> dict[str, Any]:
+    return {
+        "task": terms.task,
+        "queue": terms.queue,
+        "priority": terms.priority,
+        "max_attempts": terms.max_attempts,
+        "delay_ms": terms.delay_ms,
+        "due_at": terms.due_at,
+        "expires_ms": terms.expires_ms,
+        "expires_at": terms.expires_at,
+        "lease_ms": terms.lease_ms,
+        "keep_ms": terms.keep_ms,
+        "result_ttl_ms": terms.result_ttl_ms,
+        "batch_id": terms.batch_id,
+        "schedule": terms.schedule,
+        "on_dead": terms.on_dead,
+    }
+
+
+def _enqueued(rows: Rows) -> list[Enqueued]:
+    return [
+        Enqueued(
+            id=holder,
+            deduplicated=holder != asked,
+            conflict=bool(other_payload),
+            succeeded=state == "succeeded",
+            result=result,
+            result_dropped=bool(dropped),
+        )
+        for asked, holder, other_payload, state, result, dropped in rows
+    ]
+
+
+# Claim and keep
+
+
+def claim(
+    queue: str,
+    *,
+    limit: int,
+    token: int,
+    worker: str,
+    tasks: Iterable[str] | None = None,
+    alone: bool = False,
+    now: int | None = None,
+) -> Op[list[Claimed]]:
+    """Lease up to `limit` due jobs of `queue`, best first; the same token asked again gets the same jobs.
+
+    `tasks` are those the worker knows. `alone` takes suspects, which nothing else does.
+    """
+    params = {
+        "queue": queue,
+        "limit": limit,
+        "token": token,
+        "worker": worker,
+        "tasks": None if tasks is None else _text(sorted(tasks)),
+        "alone": alone,
+        "now": now,
+    }
+    return Op("claim", ("claim",), params, _claimed)
+
+
+def recall(token: int) -> Op[list[Claimed]]:
+    """Read what a token still holds, and take nothing new."""
+    return claim("", limit=0, token=token, worker="")
+
+
+def _claimed(rows: Rows) -> list[Claimed]:
+    return [Claimed(*_with(row, 6, envelopes.unpack(row[6]))) for row in rows]
+
+
+def extend(held: Iterable[Held], *, now: int | None = None) -> Op[dict[str, int | None]]:
+    """Renew leases; answers who is still held, and since when it is asked to cancel. The rest are lost."""
+    return Op("extend", ("extend",), {"held": _held(held), "now": now}, _extended, urgent=True)
+
+
+def _extended(rows: Rows) -> dict[str, int | None]:
+    return dict(rows)  # type: ignore[arg-type]
+
+
+def progress(held: Held, percent: float, message: str | None = None) -> Op[bool]:
+    """Note how far a running job is, clamped to 0 to 100. False: the lease is lost."""
+    percent = min(max(percent, 0.0), 100.0) if percent == percent else 0.0  # a NaN is no progress
+    params = {"id": held.id, "token": held.token, "progress": percent, "message": _clean(message)}
+    return Op("progress", ("progress",), params, bool)
+
+
+def heartbeat(held: Held, *, now: int | None = None) -> Op[bool]:
+    """Note that the handler itself is alive; the lease is another matter. False: the lease is lost."""
+    return Op("heartbeat", ("heartbeat",), {"id": held.id, "token": held.token, "now": now}, bool)
+
+
+# Finish
+
+
+def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str, Verdict]]:
+    """Record how attempts ended, each fenced by its token.
+
+    Plain successes take the short way; whatever else a turn holds does not slow them down.
+    """
+    plain = [finish for finish in finishes if _is_plain(finish)]
+    rest = [finish for finish in finishes if not _is_plain(finish)]
+    sections: tuple[str, ...] = ()
+    params: dict[str, Any] = {"now": now}
+    if plain:
+        sections = ("finish_plain",)
+        params["plain"] = _text([{"id": job.id, "token": job.token, "result": change.result} for job, change in plain])
+    if rest:
+        sections += ("finish", "failed_attempts", *TAIL)
+        params["changes"] = _text([_change(job, change) for job, change in rest])
+        params |= _tail([job.id for job, _ in rest])
+    held = [Held(job.id, job.token) for job, _ in finishes]
+    return Op("finish", sections, params, _recorded, follow=lambda answer: _settle(held, answer))
+
+
+def release(jobs: Iterable[Claimed], *, now: int | None = None) -> Op[dict[str, Verdict]]:
+    """Give jobs back unfinished, their attempts uncounted."""
+    change = Change(State.READY, give_back_attempt=True)
+    return finish([Finish(job, change) for job in jobs], now=now)
+
+
+def snooze(job: Claimed, after_ms: int, *, now: int | None = None) -> Op[dict[str, Verdict]]:
+    """Put a job off, its attempt uncounted."""
+    return finish([Finish(job, Change(State.SCHEDULED, after_ms=after_ms, give_back_attempt=True))], now=now)
+
+
+def _is_plain(finish: Finish) -> bool:
+    job, change = finish
+    return (
+        change.state is State.SUCCEEDED
+        and job.key is None
+        and job.batch_id is None
+        and job.schedule is None
+        # Earlier attempts left rows that a success with `keep=0` has to take along.
+        and (job.keep_ms > 0 or job.attempt == 1)
+    )
+
+
+def _change(job: Claimed, change: Change) -> dict[str, Any]:
+    error = change.error
+    return {
+        "id": job.id,
+        "token": job.token,
+        "attempt": job.attempt,
+        "state": change.state.value,
+        "ending": int(change.state.ended),
+        "after_ms": change.after_ms,
+        "give_back": int(change.give_back_attempt),
+        "result": change.result,
+        "reason": change.reason,
+        "kind": error and error.kind,
+        "error": error and f"{error.kind}: {error.message}",
+        "traceback": error and error.traceback,
+    }
+
+
+def _recorded(rows: Rows) -> dict[str, Verdict]:
+    return {row[0]: Verdict.RECORDED for row in rows}
+
+
+def _settle(held: Sequence[Held], answer: dict[str, Verdict]) -> Op[dict[str, Verdict]] | None:
+    """Ask what became of the writes that changed nothing. A fresh look: the first may have been too early."""
+    if len(answer) == len(held):
+        return None
+
+    def read(rows: Rows) -> dict[str, Verdict]:
+        return answer | {job_id: Verdict(verdict) for job_id, verdict in rows}
+
+    missing = [one for one in held if one.id not in answer]
+    return Op("settle", ("settle",), {"held": _held(missing)}, read, writes=False)
+
+
+# Upkeep
+
+
+def expired_leases(limit: int = 1000, *, now: int | None = None) -> Op[list[Sighting]]:
+    """See which leases have ended. Only one that is seen twice is taken."""
+    return Op(
+        "expired_leases",
+        ("expired_leases",),
+        {"limit": limit, "now": now},
+        lambda rows: [Sighting(*row) for row in rows],
+        writes=False,
+    )
+
+
+def rescue(seen: Sequence[Sighting], *, now: int | None = None) -> Op[dict[str, State]]:
+    """Take jobs from workers that stopped beating: back to ready, or dead where they have had their chances."""
+    records = [{"id": s.id, "token": s.token, "lease_until": s.lease_until} for s in seen]
+    params = {"seen": _text(records), "now": now, **_tail([s.id for s in seen])}
+    return _repeatable("rescue", ("rescue", "crashed_attempts", *TAIL), params, _states, look="rescued")
+
+
+def promote(queue: str, limit: int = 1000, *, now: int | None = None) -> Op[int]:
+    """Make what is due ready, so that a backlog stands in its order; answers how many."""
+    return Op("promote", ("promote",), {"queue": queue, "limit": limit, "now": now}, len)
+
+
+def next_due(queue: str) -> Op[int | None]:
+    """Read when the next scheduled job of a queue is due."""
+    return Op("next_due", ("next_due",), {"queue": queue}, lambda rows: rows[0][0], writes=False)
+
+
+def expirable(limit: int = 1000, *, now: int | None = None) -> Op[list[str]]:
+    """Find jobs that were to start by now and have not."""
+    return Op("expirable", ("expirable",), {"limit": limit, "now": now}, _ids, writes=False)
+
+
+def expire(ids: Sequence[str], *, now: int | None = None) -> Op[list[str]]:
+    """End jobs that did not start in time as cancelled, reason `expired`."""
+    return _repeatable("expire", ("expire", *TAIL), {"now": now, **_tail(ids)}, _ids, look="cancelled")
+
+
+PRUNABLE = ("results", "done", "keys", "events", "fires", "batches", "workers")
+
+
+def prune(what: str, limit: int = 1000, *, keep_ms: int = KEEP_MS, now: int | None = None) -> Op[int]:
+    """Remove one chunk of what has had its time; answers how much that was."""
+    if what not in PRUNABLE:
+        raise ConfigError(f"cannot prune {what!r}; what can be pruned: {', '.join(PRUNABLE)}")
+    params = {"limit": limit, "keep_ms": keep_ms, "now": now}
+    return Op("prune", (f"prune_{what}",), params, len)
+
+
+# People
+
+
+def cancel(
+    ids: Sequence[str], *, by: str | None = None, why: str | None = None, now: int | None = None
+) -> Op[dict[str, State]]:
+    """End jobs that do not run, and ask those that do. What had ended before is not in the answer."""
+    params = {"now": now, **_tail(ids, by, why)}
+    return _repeatable("cancel", ("cancel", *TAIL), params, _states, look="cancelled")
+
+
+def replay(
+    replays: Sequence[Replay],
+    *,
+    by: str | None = None,
+    why: str | None = None,
+    key_ttl_ms: int = KEY_TTL_MS,
+    now: int | None = None,
+) -> Op[list[Replayed]]:
+    """Run dead jobs again under new ids, with their steps and their lineage; a second asking gets the first's."""
+    records = [
+        {
+            "id": replay.id,
+            "new_id": replay.new_id,
+            "key": replay.key,
+            "payload": replay.payload,
+            "fingerprint": None if replay.payload is None else keys.fingerprint(replay.payload),
+            "force": int(replay.force),
+        }
+        for replay in replays
+    ]
+    params = {
+        "replays": _text(records),
+        "by": _clean(by),
+        "why": _clean(why),
+        "key_ttl_ms": key_ttl_ms,
+        "now": now,
+    }
+    return Op("replay", ("replay",), params, _replayed)
+
+
+def _replayed(rows: Rows) -> list[Replayed]:
+    return [
+        Replayed(
+            id=old,
+            new_id=replayed_as,
+            first=replayed_as == new,
+            state=None if state is None else State(state),
+            key_holder=None if replayed_as else holder,
+        )
+        for old, new, state, replayed_as, holder in rows
+    ]
+
+
+def resolve(ids: Sequence[str], *, by: str, why: str, now: int | None = None) -> Op[list[str]]:
+    """Mark dead and partial jobs as settled for good."""
+    return _repeatable("resolve", ("resolve",), {"now": now, **_tail(ids, by, why)}, _ids, look="resolved")
+
+
+def purge(
+    ids: Sequence[str], *, by: str | None = None, why: str | None = None, now: int | None = None
+) -> Op[list[str]]:
+    """Delete dead jobs by hand, with their attempts and steps."""
+    return _repeatable("purge", ("purge",), {"now": now, **_tail(ids, by, why)}, _ids, look="purged")
+
+
+def pause(kind: str, name: str, *, by: str, why: str, until_ms: int | None = None, now: int | None = None) -> Op[None]:
+    """Stop claims of a queue or a task, optionally only for a time."""
+    params = {
+        "kind": _kind(kind),
+        "name": name,
+        "by": _clean(by),
+        "why": _clean(why),
+        "until_ms": until_ms,
+        "now": now,
+    }
+    return Op("pause", ("pause",), params, lambda rows: None)
+
+
+def resume(kind: str, name: str, *, by: str, why: str, now: int | None = None) -> Op[bool]:
+    """Let a paused queue or task go on. False: it was not paused."""
+    params = {"kind": _kind(kind), "name": name, "by": _clean(by), "why": _clean(why), "now": now}
+    return _repeatable("resume", ("resume",), params, bool, look="resumed")
+
+
+def paused(*, now: int | None = None) -> Op[list[Pause]]:
+    """List what is paused, by whom and why."""
+    return Op("paused", ("paused",), {"now": now}, lambda rows: [Pause(*row) for row in rows], writes=False)
+
+
+def _kind(kind: str) -> str:
+    if kind not in ("queue", "task"):
+        raise ConfigError(f"cannot pause a {kind!r}: only a 'queue' or a 'task'")
+    return kind
+
+
+# Workers
+
+
+def register(
+    worker: str,
+    *,
+    host: str,
+    pid: int,
+    queues: Iterable[str],
+    tasks: Iterable[str],
+    beat_ms: int,
+    now: int | None = None,
+) -> Op[None]:
+    """Say that a worker is alive and what it knows; said again at every beat."""
+    params = {
+        "id": worker,
+        "host": host,
+        "pid": pid,
+        "queues": _text(sorted(queues)),
+        "tasks": _text(sorted(tasks)),
+        "beat_ms": beat_ms,
+        "now": now,
+    }
+    return Op("register", ("register",), params, lambda rows: None)
+
+
+def leave(worker: str) -> Op[None]:
+    """Say that a worker has gone."""
+    return Op("leave", ("leave",), {"id": worker}, lambda rows: None)
+
+
+def workers(*, now: int | None = None) -> Op[list[WorkerRecord]]:
+    """List the workers that have been heard of."""
+
+    def read(rows: Rows) -> list[WorkerRecord]:
+        return [
+            WorkerRecord(
+                id=worker,
+                host=host,
+                pid=pid,
+                queues=_list(queues),
+                tasks=_list(tasks),
+                beat_ms=beat_ms,
+                started_at=started_at,
+                seen_at=seen_at,
+                alive=seen_at > moment - 3 * beat_ms,
+            )
+            for worker, host, pid, queues, tasks, beat_ms, started_at, seen_at, moment in rows
+        ]
+
+    return Op("workers", ("workers",), {"now": now}, read, writes=False)
+
+
+# Reading
+
+
+def get(job_id: str, *, now: int | None = None) -> Op[JobRecord | None]:
+    """Read one job, live or finished."""
+    op = listing(first=job_id, last=job_id, limit=1, now=now)
+    return Op("get", op.sections, op.params, lambda rows: _record(rows[0]) if rows else None, writes=False)
+
+
+def listing(
+    *,
+    state: State | None = None,
+    task: str | None = None,
+    queue: str | None = None,
+    batch_id: str | None = None,
+    since: int | None = None,
+    error: str | None = None,
+    first: str = FIRST_ID,
+    last: str = LAST_ID,
+    limit: int = 100,
+    now: int | None = None,
+) -> Op[list[JobRecord]]:
+    """List jobs, newest first; for the next page give the id before the last one as `last`."""
+    params = {
+        "state": state and state.value,
+        "task": task,
+        "queue": queue,
+        "batch_id": batch_id,
+        "since": since,
+        "error": error,
+        "first": first,
+        "last": last,
+        "limit": limit,
+        "now": now,
+    }
+    return Op("list", ("list",), params, _records, writes=False)
+
+
+def dead_list(
+    *,
+    task: str | None = None,
+    queue: str | None = None,
+    batch_id: str | None = None,
+    error: str | None = None,
+    since: int | None = None,
+    until: int | None = None,
+    partial: bool = False,
+    all: bool = False,
+    after: str = FIRST_ID,
+    limit: int = 100,
+    now: int | None = None,
+) -> Op[list[JobRecord]]:
+    """List dead jobs, oldest first, without those that were replayed or resolved unless `all`."""
+    params = {
+        "task": task,
+        "queue": queue,
+        "batch_id": batch_id,
+        "error": error,
+        "since": since,
+        "until": until,
+        "partial": partial,
+        "all": all,
+        "after": after,
+        "limit": limit,
+        "now": now,
+    }
+    return Op("dead_list", ("dead_list",), params, _records, writes=False)
+
+
+def dead_metrics(*, all: bool = False, now: int | None = None) -> Op[list[DeadFigure]]:
+    """Count dead jobs by task and reason, with the age of the oldest."""
+
+    def read(rows: Rows) -> list[DeadFigure]:
+        return [DeadFigure(task, reason, count, moment - oldest) for task, reason, count, oldest, moment in rows]
+
+    return Op("dead_metrics", ("dead_metrics",), {"all": all, "now": now}, read, writes=False)
+
+
+def attempts(job_id: str) -> Op[list[Attempt]]:
+    """Read the attempts of a job that did not succeed."""
+    return Op("attempts", ("attempts",), {"id": job_id}, lambda rows: [Attempt(*row) for row in rows], writes=False)
+
+
+def steps(job_id: str) -> Op[list[Step]]:
+    """Read what a job's ledger says."""
+    return Op("steps", ("steps",), {"id": job_id}, lambda rows: [Step(*row) for row in rows], writes=False)
+
+
+def events(*, job_id: str | None = None, after: int = 0, limit: int = 100) -> Op[list[Event]]:
+    """Read the log of rare, meaningful things, oldest first."""
+    params = {"job_id": job_id, "after": after, "limit": limit}
+    return Op("events", ("events",), params, lambda rows: [Event(*row) for row in rows], writes=False)
+
+
+def why(job_id: str, *, now: int | None = None) -> Op[Why | None]:
+    """Say why a job is not running: the first gate that is shut. None: no job has this id."""
+
+    def read(rows: Rows) -> Why | None:
+        return explain(Facts(*rows[0])) if rows else None
+
+    return Op("why", ("why",), {"id": job_id, "now": now}, read, writes=False)
+
+
+def clock() -> Op[int]:
+    """Read the database's clock."""
+    return Op("clock", ("clock",), {"now": None}, lambda rows: int(rows[0][0]), writes=False)
+
+
+def _repeatable(
+    name: str, sections: tuple[str, ...], params: Mapping[str, Any], read: Callable[[Rows], T], *, look: str
+) -> Op[T]:
+    """Make an operation that finds nothing left to do when repeated, and then looks for what it did before."""
+    return Op(name, sections, params, read, again=Op(name, (*sections, look), params, read))
+
+
+def _records(rows: Rows) -> list[JobRecord]:
+    return [_record(row) for row in rows]
+
+
+def _record(row: Row) -> JobRecord:
+    (
+        job_id, task, queue, priority, state, payload, envelope, key, attempt, max_attempts, crashes, created_at,
+        due_at, expires_at, worker, lease_until, heartbeat_at, progress_, progress_message, cancel_requested_at,
+        finished_at, result, result_until, reason, error, batch_id, schedule, origin, replay_of, replay_count,
+        replayed_as, resolved_at, resolved_by, resolved_why, moment,
+    ) = row  # fmt: skip
+    carried = envelopes.unpack(envelope)
+    expired = result_until is not None and result_until <= moment
+    return JobRecord(
+        id=job_id,
+        task=task,
+        queue=queue,
+        priority=priority,
+        state=State(state),
+        payload=_decoded(payload),
+        schema_version=carried.schema_version,
+        correlation_id=carried.correlation_id or job_id,
+        causation_id=carried.causation_id,
+        subject=carried.subject,
+        traceparent=carried.traceparent,
+        payload_ref=carried.payload_ref,
+        key=key,
+        attempt=attempt,
+        max_attempts=max_attempts,
+        crashes=crashes,
+        created_at=created_at,
+        due_at=due_at,
+        expires_at=expires_at,
+        worker=worker,
+        lease_until=lease_until,
+        heartbeat_at=heartbeat_at,
+        progress=progress_,
+        progress_message=progress_message,
+        cancel_requested_at=cancel_requested_at,
+        finished_at=finished_at,
+        result=None if expired or result is None else _decoded(result),
+        result_until=result_until,
+        reason=reason,
+        error=error,
+        batch_id=batch_id,
+        schedule=schedule,
+        origin=origin,
+        replay_of=replay_of,
+        replay_count=replay_count,
+        replayed_as=replayed_as,
+        resolved_at=resolved_at,
+        resolved_by=resolved_by,
+        resolved_why=resolved_why,
+    )
+
+
+def _decoded(text: str) -> Any:
+    return msgspec.json.decode(text)
+
+
+def _with(row: Row, place: int, value: Any) -> list[Any]:
+    return [*row[:place], value, *row[place + 1 :]]
+
+
+def _tail(ids: Sequence[str], by: str | None = None, why: str | None = None) -> dict[str, Any]:
+    return {"ids": _text(list(ids)), "by": _clean(by), "why": _clean(why)}
+
+
+def _held(held: Iterable[Held]) -> str:
+    return _text([{"id": one.id, "token": one.token} for one in held])
+
+
+def _states(rows: Rows) -> dict[str, State]:
+    return {job_id: State(state) for job_id, state in rows}
+
+
+def _ids(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(row[0] for row in rows))
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(msgspec.json.decode(text))
+
+
+def _clean(text: str | None) -> str | None:
+    return text and codec.escape_text(text)
+
+
+def _text(records: Any) -> str:
+    return _json(records).decode()

@@ -1,0 +1,150 @@
+-- The tail that every ending shares: finish, rescue, cancel and expire mark rows as ended, then run all of
+-- these in this order. `:ids` names the jobs; only those that were marked are touched. None may be left out.
+-- The marked rows are locked by the mark, so what the sections read of them stands until the commit.
+
+-- name: ended_key
+-- Success keeps the key for its time, so that the work is not done again. Death and cancelling free it.
+-- Differs from SQLite: keys are locked in order.
+with held as materialized (
+    select duly_key.task, duly_key.key, duly_job.state, finished_at, key_ttl_ms, duly_job.result
+      from duly.duly_job
+      join duly.duly_key on duly_key.task = duly_job.task and duly_key.key = duly_job.key
+       and duly_key.job_id = duly_job.id
+     where duly_job.id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+       and finished_at is not null
+     order by duly_key.task, duly_key.key
+       for update of duly_key
+),
+freed as (
+    delete from duly.duly_key
+     using held
+     where duly_key.task = held.task and duly_key.key = held.key and held.state in ('dead', 'cancelled')
+)
+update duly.duly_key
+   set state = 'succeeded', expires_at = finished_at + key_ttl_ms,
+       result = case when octet_length(held.result) <= 65536 then held.result end,
+       result_dropped = coalesce(octet_length(held.result) > 65536, false)
+  from held
+ where duly_key.task = held.task and duly_key.key = held.key and held.state in ('succeeded', 'partial');
+
+-- name: ended_batch
+-- Differs from SQLite: batches are locked in order; workers that end jobs of the same batches meet here.
+with ended as materialized (
+    select batch_id, count(*) as n, count(*) filter (where state = 'succeeded') as n_succeeded,
+           count(*) filter (where state = 'partial') as n_partial, count(*) filter (where state = 'dead') as n_dead,
+           count(*) filter (where state = 'cancelled') as n_cancelled
+      from duly.duly_job
+     where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+       and finished_at is not null and batch_id is not null
+     group by batch_id
+),
+locked as materialized (
+    select id from duly.duly_batch where id = any (array(select batch_id from ended)) order by id for update
+)
+update duly.duly_batch
+   set open = open - n, succeeded = succeeded + n_succeeded, partial = partial + n_partial, dead = dead + n_dead,
+       cancelled = cancelled + n_cancelled
+  from ended
+ where duly_batch.id = any (array(select id from locked)) and duly_batch.id = ended.batch_id;
+
+-- name: ended_callbacks
+-- A callback is a job inserted by the operation that makes it due, so that a crash cannot lose it.
+with clock as materialized (select :now as now),
+ended as materialized (
+    select id, state, batch_id, on_dead, envelope
+      from duly.duly_job
+     where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+       and finished_at is not null and (batch_id is not null or on_dead is not null)
+),
+callback as materialized (
+    select spec::json as spec, (spec::json ->> 'id')::uuid as id, spec::json ->> 'payload' as payload,
+           spec::json ->> 'envelope' as envelope
+      from duly.duly_batch
+     cross join lateral (values
+           (on_complete, open = 0 and sealed_at is not null and completed_at is null),
+           (on_success, open = 0 and sealed_at is not null and completed_at is null
+                        and partial = 0 and dead = 0 and cancelled = 0),
+           (on_first_dead, dead > 0 and first_dead_at is null)) as due (spec, is_due)
+     where duly_batch.id = any (array(select batch_id from ended)) and is_due and spec is not null
+     union all
+    -- The id is a UUIDv7 of the database's own making: it is inserted once, with the death it tells of.
+    select on_dead::json,
+           (lpad(to_hex(now), 12, '0') || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14))::uuid,
+           json_build_object('job_id', id)::text,
+           json_build_object('causation_id', id,
+                             'correlation_id', coalesce(envelope::json ->> 'correlation_id', id::text))::text
+      from ended, clock
+     where state = 'dead' and on_dead is not null
+)
+insert into duly.duly_job (
+    id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, lease_ms, keep_ms,
+    result_ttl_ms)
+select id, spec ->> 'task', spec ->> 'queue', (spec ->> 'priority')::int, 'ready', payload, envelope,
+       (spec ->> 'max_attempts')::int, now, now, (spec ->> 'lease_ms')::int, (spec ->> 'keep_ms')::bigint,
+       (spec ->> 'result_ttl_ms')::bigint
+  from callback, clock;
+update duly.duly_batch
+   set completed_at = case when open = 0 and sealed_at is not null then coalesce(completed_at, :now) else completed_at end,
+       first_dead_at = case when dead > 0 then coalesce(first_dead_at, :now) else first_dead_at end
+ where id = any (array(
+       select batch_id from duly.duly_job
+        where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+          and finished_at is not null and batch_id is not null));
+
+-- name: ended_schedule
+with ended as materialized (
+    select distinct on (schedule) schedule, state, finished_at
+      from duly.duly_job
+     where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+       and finished_at is not null and schedule is not null
+     order by schedule, finished_at desc, id desc
+),
+locked as materialized (
+    select name from duly.duly_schedule where name = any (array(select schedule from ended)) order by name for update
+)
+update duly.duly_schedule
+   set dead_runs = case when ended.state = 'dead' then dead_runs + 1 else 0 end,
+       next_at = case when mode = 'delay' then ended.finished_at + interval_ms else next_at end
+  from ended
+ where name = any (array(select name from locked)) and name = ended.schedule;
+
+-- name: ended_event
+insert into duly.duly_event (at, name, job_id, subject, by, why)
+select finished_at, 'job.' || state, id, task, :by::text, coalesce(:why::text, reason)
+  from duly.duly_job
+ where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+   and finished_at is not null and state <> 'succeeded';
+
+-- name: ended_done
+insert into duly.duly_done (
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts, crashes,
+    created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, reason,
+    error, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, schedule, on_dead, origin,
+    replay_of, replay_count)
+select id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts,
+       crashes, created_at, due_at, expires_at, lease_ms, last_token, worker, progress, progress_message,
+       cancel_requested_at, reason, error, result,
+       case when result is not null then finished_at + greatest(result_ttl_ms, key_ttl_ms) end,
+       finished_at, keep_ms, result_ttl_ms,
+       case when state <> 'dead' then finished_at + case when result is not null
+            then least(greatest(result_ttl_ms, key_ttl_ms), keep_ms) else keep_ms end end,
+       batch_id, schedule, on_dead, origin, replay_of, replay_count
+  from duly.duly_job
+ where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+   and finished_at is not null and (keep_ms > 0 or state <> 'succeeded');
+
+-- name: ended_delete
+-- A success with `keep=0` leaves nothing behind.
+delete from duly.duly_attempt
+ where job_id = any (array(
+       select id from duly.duly_job
+        where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+          and state = 'succeeded' and keep_ms = 0));
+delete from duly.duly_step
+ where job_id = any (array(
+       select id from duly.duly_job
+        where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+          and state = 'succeeded' and keep_ms = 0));
+delete from duly.duly_job
+ where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+   and finished_at is not null;

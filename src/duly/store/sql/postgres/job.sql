@@ -1,0 +1,404 @@
+-- The life of a job on PostgreSQL, from enqueue to the moment it ends; `ended.sql` has what follows.
+--
+-- The sections and parameters are those of SQLite; comments say where and why the statements differ. All over:
+-- several workers write at once, so rows that a statement will change are locked first, in the order of their ids
+-- (two that lock in different orders wait for each other for ever), or skipped where somebody else may have them.
+-- `clock` reads the time once, because a volatile function in a condition keeps an index from being used.
+-- `= any (array(...))` and not a join, because a plan made for many rows would read the whole table; tokens are
+-- compared by `is not distinct from`, because by its index each would find all the jobs of its claim.
+
+-- name: enqueue
+with clock as materialized (select :now as now)
+insert into duly.duly_job (
+    id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
+    lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
+select id, :task, :queue, :priority::int,
+       case when coalesce(:due_at::bigint, now + :delay_ms::bigint) <= now then 'ready' else 'scheduled' end,
+       payload, envelope, :max_attempts::int, now, coalesce(:due_at::bigint, now + :delay_ms::bigint),
+       coalesce(:expires_at::bigint, now + :expires_ms::bigint), :lease_ms::int, :keep_ms::bigint,
+       :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text
+  from clock
+ cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text)
+    on conflict (id) do nothing;
+
+-- name: reserve_keys
+-- Differs from SQLite: one statement may not touch a row twice, so a key that comes twice is taken by its first,
+-- and keys are taken in order.
+insert into duly.duly_key (task, key, job_id, state, fingerprint)
+select distinct on (key) :task::text, key, id, 'live', fingerprint
+  from rows from (json_to_recordset(:jobs::json) as (id uuid, key text, fingerprint text)) with ordinality
+       as input (id, key, fingerprint, place)
+ order by key, place
+    on conflict (task, key) do update
+   set job_id = excluded.job_id, state = 'live', fingerprint = excluded.fingerprint,
+       result = null, result_dropped = false, expires_at = null
+ where duly_key.expires_at <= :now;
+
+-- name: enqueue_keyed
+with clock as materialized (select :now as now)
+insert into duly.duly_job (
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at,
+    due_at, expires_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
+select id, :task, :queue, :priority::int,
+       case when coalesce(:due_at::bigint, now + :delay_ms::bigint) <= now then 'ready' else 'scheduled' end,
+       payload, envelope, key, fingerprint, :key_ttl_ms::bigint, :max_attempts::int, now,
+       coalesce(:due_at::bigint, now + :delay_ms::bigint), coalesce(:expires_at::bigint, now + :expires_ms::bigint),
+       :lease_ms::int, :keep_ms::bigint, :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text
+  from clock
+ cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text, key text, fingerprint text)
+ where exists (
+       select 1 from duly.duly_key
+        where duly_key.task = :task and duly_key.key = input.key and duly_key.job_id = input.id
+          and duly_key.state = 'live')
+    on conflict (id) do nothing;
+
+-- name: undo_finished
+-- Differs from SQLite: `not exists` in the insert would not do. The insert may wait for the finish of this very
+-- job, whose row in duly_done only the next statement can see.
+delete from duly.duly_key
+ using json_to_recordset(:jobs::json) as input (id uuid)
+  join duly.duly_done on duly_done.id = input.id
+ where duly_key.task = duly_done.task and duly_key.key = duly_done.key
+   and duly_key.job_id = duly_done.id and duly_key.state = 'live';
+delete from duly.duly_job
+ where id = any (array(
+       select duly_done.id
+         from json_to_recordset(:jobs::json) as input (id uuid)
+         join duly.duly_done on duly_done.id = input.id));
+
+-- name: key_holders
+select input.id::text as asked, coalesce(duly_key.job_id, input.id)::text as holder,
+       duly_key.fingerprint is not null and duly_key.fingerprint <> input.fingerprint as other_payload,
+       coalesce(duly_key.state, 'live') as state, duly_key.result, coalesce(duly_key.result_dropped, false) as result_dropped
+  from rows from (json_to_recordset(:jobs::json) as (id uuid, key text, fingerprint text)) with ordinality
+       as input (id, key, fingerprint, place)
+  left join duly.duly_key on duly_key.task = :task and duly_key.key = input.key
+ order by place;
+
+-- name: claim
+-- Differs from SQLite: each claimer skips the rows that another has locked. The row is chosen and locked in a
+-- materialized step: inside an `in (...)` the planner may choose it twice and take more than the limit.
+with clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
+asked as materialized (
+    select case when exists (select 1 from duly.duly_job where token = :token::bigint)
+                  or exists (select 1 from gate where kind = 'queue' and name = :queue) then 0
+                else :limit::int end as room
+),
+ready as materialized (
+    select id
+      from duly.duly_job
+     where state = 'ready' and queue = :queue and suspect = :alone::boolean
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate where kind = 'task')
+       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+     order by priority desc, due_at, id
+     limit (select room from asked)
+       for update skip locked
+),
+due as materialized (
+    select id
+      from duly.duly_job
+     where state = 'scheduled' and queue = :queue and suspect = :alone::boolean and due_at <= (select now from clock)
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate where kind = 'task')
+       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+     order by due_at, id
+     limit (select room from asked) - (select count(*) from ready)
+       for update skip locked
+),
+taken as (
+    update duly.duly_job
+       set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
+           lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
+           progress_message = null, reason = null
+     where id = any (array(select id from ready union all select id from due))
+    returning id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at
+)
+select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at
+  from (select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at
+          from taken
+         union all
+        select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at
+          from duly.duly_job
+         where token = :token::bigint) as held
+ order by priority desc, due_at, id;
+
+-- name: extend
+with clock as materialized (select :now as now),
+held as materialized (select id, token from json_to_recordset(:held::json) as held (id uuid, token bigint)),
+mine as materialized (
+    select duly_job.id
+      from held
+      join duly.duly_job on duly_job.id = held.id and duly_job.token is not distinct from held.token
+     where duly_job.id = any (array(select id from held)) and duly_job.state = 'running'
+     order by duly_job.id
+       for update of duly_job
+)
+update duly.duly_job
+   set lease_until = (select now from clock) + lease_ms
+ where id = any (array(select id from mine))
+returning id::text, cancel_requested_at;
+
+-- name: progress
+update duly.duly_job
+   set progress = :progress::real, progress_message = :message::text
+ where id = :id::uuid and token = :token::bigint and state = 'running'
+returning id::text;
+
+-- name: heartbeat
+update duly.duly_job
+   set heartbeat_at = :now
+ where id = :id::uuid and token = :token::bigint and state = 'running'
+returning id::text;
+
+-- name: finish_plain
+-- Differs from SQLite: a delete can hand its rows to an insert, so both are one statement.
+with clock as materialized (select :now as now),
+input as materialized (
+    select id, token, result from json_to_recordset(:plain::json) as input (id uuid, token bigint, result text)
+),
+mine as materialized (
+    select duly_job.id
+      from input
+      join duly.duly_job on duly_job.id = input.id and duly_job.token is not distinct from input.token
+     where duly_job.id = any (array(select id from input)) and duly_job.state = 'running' and key is null and batch_id is null and schedule is null
+     order by duly_job.id
+       for update of duly_job
+),
+gone as (
+    delete from duly.duly_job
+     where id = any (array(select id from mine))
+    returning id, task, queue, priority, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
+              expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, keep_ms,
+              result_ttl_ms, on_dead, origin, replay_of, replay_count
+),
+kept as (
+    insert into duly.duly_done (
+        id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
+        expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
+        finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin, replay_of, replay_count)
+    select gone.id, task, queue, priority, 'succeeded', payload, envelope, attempt, max_attempts, crashes, created_at,
+           due_at, expires_at, lease_ms, gone.token, worker, progress, progress_message, cancel_requested_at, result,
+           case when result is not null then now + result_ttl_ms end, now, keep_ms, result_ttl_ms,
+           now + case when result is not null then least(result_ttl_ms, keep_ms) else keep_ms end, on_dead, origin,
+           replay_of, replay_count
+      from gone
+      join input on input.id = gone.id
+     cross join clock
+     where keep_ms > 0
+)
+select id::text from gone;
+
+-- name: finish
+-- A worker that lost its lease matches no row here, and so changes nothing. A job that somebody asked to
+-- cancel does not come back for another attempt.
+with clock as materialized (select :now as now),
+change as materialized (
+    select id, token, state, ending, after_ms, give_back, result, reason, kind, error
+      from json_to_recordset(:changes::json) as change (
+           id uuid, token bigint, state text, ending int, after_ms bigint, give_back int, result text, reason text,
+           kind text, error text)
+),
+mine as materialized (
+    select duly_job.id
+      from change
+      join duly.duly_job on duly_job.id = change.id and duly_job.token is not distinct from change.token
+     where duly_job.id = any (array(select id from change)) and duly_job.state = 'running'
+     order by duly_job.id
+       for update of duly_job
+)
+update duly.duly_job
+   set state = case when cancel_requested_at is not null and ending = 0 then 'cancelled' else change.state end,
+       finished_at = case when cancel_requested_at is not null or ending = 1 then now end,
+       due_at = case when change.state = 'ready' or ending = 1 then due_at else now + after_ms end,
+       -- It has started, and a snooze gives its attempt back: from here on nothing is left to expire.
+       expires_at = case when change.state = 'scheduled' then null else expires_at end,
+       attempt = attempt - give_back,
+       suspect = change.state = 'ready' and suspect,
+       result = change.result,
+       reason = case when cancel_requested_at is not null and ending = 0 then 'cancelled on request'
+                     else coalesce(change.reason, kind) end,
+       error = case when change.state in ('succeeded', 'partial') then null else coalesce(change.error, duly_job.error) end,
+       token = null, lease_until = null, last_token = duly_job.token
+  from change, clock
+ where duly_job.id = any (array(select id from mine)) and duly_job.id = change.id
+returning duly_job.id::text;
+
+-- name: failed_attempts
+-- The attempt is named: a token that has given its attempt back before has none that could fail.
+insert into duly.duly_attempt (job_id, attempt, at, worker, outcome, error, traceback)
+select duly_job.id, duly_job.attempt, :now, worker, 'failed', change.error, change.traceback
+  from json_to_recordset(:changes::json) as change (id uuid, token bigint, attempt int, error text, traceback text)
+  join duly.duly_job on duly_job.id = change.id
+ where duly_job.id = any (array(select id from json_to_recordset(:changes::json) as change (id uuid)))
+   and last_token = change.token and duly_job.attempt = change.attempt and duly_job.state <> 'running'
+   and change.error is not null
+    on conflict (job_id, attempt) do nothing;
+
+-- name: settle
+-- What became of writes that changed nothing: done before, done and gone, or lost to another worker.
+select held.id::text,
+       case when exists (select 1 from duly.duly_job where id = held.id and last_token = held.token)
+              or exists (select 1 from duly.duly_done where id = held.id and token = held.token) then 'already'
+            when not exists (select 1 from duly.duly_job where id = held.id)
+             and not exists (select 1 from duly.duly_done where id = held.id) then 'gone'
+            else 'lost' end as verdict
+  from json_to_recordset(:held::json) as held (id uuid, token bigint);
+
+-- name: expired_leases
+-- A lease that ends further ahead than two beats past a whole one was written before the clock stepped back.
+-- Differs from SQLite: `is not null` would read the whole table while it has not been analyzed yet.
+select id::text, token, lease_until, lease_ms, worker
+  from duly.duly_job
+ cross join (select :now as now offset 0) as clock
+ where token between 1 and 9223372036854775807
+   and (lease_until <= now or lease_until > now + lease_ms + 2 * (lease_ms / 3))
+ order by lease_until
+ limit :limit::int;
+
+-- name: rescue
+-- Only rows still running, still that token, still the lease end that was seen, still expired. A crash counts
+-- only while the job ran alone, so that no neighbour dies of it. The token is kept negated: asked again, the rescue
+-- knows its own, and the worker that comes back is told that it lost. Differs from SQLite: a row that somebody has
+-- locked is being extended or finished at this moment, and is left alone.
+with clock as materialized (select :now as now),
+seen as materialized (
+    select id, token, lease_until
+      from json_to_recordset(:seen::json) as seen (id uuid, token bigint, lease_until bigint)
+),
+expired as materialized (
+    select duly_job.id
+      from seen
+      join duly.duly_job on duly_job.id = seen.id and duly_job.token is not distinct from seen.token
+       and duly_job.lease_until = seen.lease_until
+     cross join clock
+     where duly_job.id = any (array(select id from seen)) and duly_job.state = 'running'
+       and (duly_job.lease_until <= now or duly_job.lease_until > now + lease_ms + 2 * (lease_ms / 3))
+     order by duly_job.id
+       for update of duly_job skip locked
+)
+update duly.duly_job
+   set state = case when cancel_requested_at is not null then 'cancelled'
+                    when crashes + suspect::int >= 3 or attempt >= max_attempts then 'dead'
+                    else 'ready' end,
+       finished_at = case when cancel_requested_at is not null or crashes + suspect::int >= 3
+                            or attempt >= max_attempts then (select now from clock) end,
+       reason = case when cancel_requested_at is not null then 'cancelled on request'
+                     when crashes + suspect::int >= 3 then 'killed its worker'
+                     when attempt >= max_attempts then 'worker lost on the last attempt' end,
+       error = 'worker ' || worker || ' stopped beating',
+       crashes = crashes + suspect::int, suspect = true, token = null, lease_until = null, last_token = -token
+ where id = any (array(select id from expired))
+returning id::text, state;
+
+-- name: crashed_attempts
+insert into duly.duly_attempt (job_id, attempt, at, worker, outcome, error)
+select duly_job.id, attempt, :now, worker, 'crashed', error
+  from json_to_recordset(:seen::json) as seen (id uuid, token bigint)
+  join duly.duly_job on duly_job.id = seen.id
+ where duly_job.id = any (array(select id from json_to_recordset(:seen::json) as seen (id uuid)))
+   and last_token = -seen.token and state <> 'running'
+    on conflict (job_id, attempt) do nothing;
+
+-- name: rescued
+-- Asked after a lost answer: which of these leases are taken, and what their jobs came to.
+select duly_job.id::text, state
+  from json_to_recordset(:seen::json) as seen (id uuid, token bigint)
+  join duly.duly_job on duly_job.id = seen.id
+ where last_token = -seen.token
+ union all
+select duly_done.id::text, state
+  from json_to_recordset(:seen::json) as seen (id uuid, token bigint)
+  join duly.duly_done on duly_done.id = seen.id
+ where duly_done.token = -seen.token;
+
+-- name: promote
+with clock as materialized (select :now as now),
+due as materialized (
+    select id from duly.duly_job
+     where state = 'scheduled' and queue = :queue and due_at <= (select now from clock)
+     order by due_at, id
+     limit :limit::int
+       for update skip locked
+)
+update duly.duly_job
+   set state = 'ready'
+ where id = any (array(select id from due))
+returning id::text;
+with clock as materialized (select :now as now),
+due as materialized (
+    select id from duly.duly_job
+     where state = 'waiting' and queue = :queue and due_at <= (select now from clock)
+     order by due_at
+     limit :limit::int
+       for update skip locked
+)
+update duly.duly_job
+   set state = 'ready', reason = 'timed out'
+ where id = any (array(select id from due))
+returning id::text;
+
+-- name: next_due
+select min(due_at) as next_due
+  from duly.duly_job
+ where state = 'scheduled' and queue = :queue;
+
+-- name: cancel
+-- A job that runs is only asked, so that no effect is forgotten. Differs from SQLite: the row is locked before
+-- its state is judged, so that a job that begins or ends meanwhile is judged as it then is.
+insert into duly.duly_event (at, name, job_id, subject, by, why)
+select :now, 'job.cancel_requested', duly_job.id, task, :by::text, :why::text
+  from json_array_elements_text(:ids::json) as asked (id)
+  join duly.duly_job on duly_job.id = asked.id::uuid
+ where state = 'running' and cancel_requested_at is null;
+with clock as materialized (select :now as now),
+live as materialized (
+    select id from duly.duly_job
+     where id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))
+       and finished_at is null
+     order by id
+       for update
+)
+update duly.duly_job
+   set cancel_requested_at = coalesce(cancel_requested_at, (select now from clock)),
+       finished_at = case when state <> 'running' then (select now from clock) end,
+       reason = case when state <> 'running' then coalesce(:why::text, 'cancelled') else reason end,
+       state = case when state <> 'running' then 'cancelled' else state end
+ where id = any (array(select id from live))
+returning id::text, state;
+
+-- name: cancelled
+-- Asked after a lost answer.
+select id::text, state
+  from duly.duly_done
+ where id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked)) and state = 'cancelled';
+
+-- name: expirable
+select id::text
+  from duly.duly_job
+ where expires_at <= (select :now) and attempt = 0 and state in ('scheduled', 'ready', 'waiting')
+ order by expires_at
+ limit :limit::int;
+
+-- name: expire
+with clock as materialized (select :now as now),
+late as materialized (
+    select id from duly.duly_job, clock
+     where id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))
+       and expires_at <= now and attempt = 0 and state in ('scheduled', 'ready', 'waiting')
+     order by id
+       for update of duly_job skip locked
+)
+update duly.duly_job
+   set state = 'cancelled', finished_at = (select now from clock), reason = 'expired'
+ where id = any (array(select id from late))
+returning id::text;

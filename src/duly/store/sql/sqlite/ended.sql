@@ -1,0 +1,129 @@
+-- The tail that every ending shares: finish, rescue, cancel and expire mark rows as ended, then run all of
+-- these in this order. `:ids` names the jobs; only those that were marked are touched. None may be left out.
+
+-- name: ended_key
+-- Success keeps the key for its time, so that the work is not done again. Death and cancelling free it.
+-- Materialized, or each key would be held against the jobs, instead of each job finding its key.
+with ended as materialized (
+    select duly_job.id, task as ended_task, duly_job.key as ended_key, finished_at as ended_at, key_ttl_ms as ttl_ms,
+           result as ended_result
+      from json_each(:ids)
+     cross join duly_job on duly_job.id = value
+     where state in ('succeeded', 'partial') and duly_job.key is not null
+)
+update duly_key
+   set state = 'succeeded', expires_at = ended_at + ttl_ms,
+       result = case when length(cast(ended_result as blob)) <= 65536 then ended_result end,
+       result_dropped = coalesce(length(cast(ended_result as blob)) > 65536, 0)
+  from ended
+ where task = ended_task and key = ended_key and job_id = ended.id;
+delete from duly_key
+ where (task, key) in (
+       select task, duly_job.key
+         from json_each(:ids)
+        cross join duly_job on duly_job.id = value
+        where state in ('dead', 'cancelled') and duly_job.key is not null)
+   and job_id in (select value from json_each(:ids));
+
+-- name: ended_batch
+update duly_batch
+   set open = open - n, succeeded = succeeded + n_succeeded, partial = partial + n_partial, dead = dead + n_dead,
+       cancelled = cancelled + n_cancelled
+  from (select batch_id, count(*) as n, sum(state = 'succeeded') as n_succeeded, sum(state = 'partial') as n_partial,
+               sum(state = 'dead') as n_dead, sum(state = 'cancelled') as n_cancelled
+          from json_each(:ids)
+         cross join duly_job on duly_job.id = value
+         where finished_at is not null and batch_id is not null
+         group by batch_id) as ended
+ where duly_batch.id = ended.batch_id;
+
+-- name: ended_callbacks
+-- A callback is a job inserted by the operation that makes it due, so that a crash cannot lose it.
+insert into duly_job (
+    id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, lease_ms, keep_ms,
+    result_ttl_ms)
+select spec ->> 'id', spec ->> 'task', spec ->> 'queue', spec ->> 'priority', 'ready', payload, envelope,
+       spec ->> 'max_attempts', :now, :now, spec ->> 'lease_ms', spec ->> 'keep_ms', spec ->> 'result_ttl_ms'
+  from (select spec, spec ->> 'payload' as payload, spec ->> 'envelope' as envelope
+          from (select case which when 1 then on_complete when 2 then on_success else on_first_dead end as spec
+                  from duly_batch
+                 cross join (select 1 as which union all select 2 union all select 3)
+                 where duly_batch.id in (
+                       select batch_id from json_each(:ids) cross join duly_job on duly_job.id = value
+                        where finished_at is not null and batch_id is not null)
+                   and case which
+                       when 1 then open = 0 and sealed_at is not null and completed_at is null
+                       when 2 then open = 0 and sealed_at is not null and completed_at is null
+                                   and partial = 0 and dead = 0 and cancelled = 0
+                       else dead > 0 and first_dead_at is null end)
+         union all
+        select json_set(on_dead, '$.id', ended_dead_id), json_object('job_id', ended_id),
+               json_object('causation_id', ended_id, 'correlation_id', coalesce(envelope ->> 'correlation_id', ended_id))
+          from (select on_dead, envelope, duly_job.id as ended_id,
+                       -- A UUIDv7 of the database's own making: it is inserted once, with the death it tells of.
+                       lower(printf('%s-%s-7%s-%s%s-%s', substr(moment, 1, 8), substr(moment, 9),
+                             substr(hex(randomblob(2)), 2), substr('89ab', 1 + abs(random() % 4), 1),
+                             substr(hex(randomblob(2)), 2), hex(randomblob(6))))
+                       as ended_dead_id
+                  from json_each(:ids)
+                 cross join duly_job on duly_job.id = value
+                 cross join (select printf('%012x', cast(:now as integer)) as moment)
+                 where state = 'dead' and on_dead is not null))
+ where spec is not null;
+update duly_batch
+   set completed_at = case when open = 0 and sealed_at is not null then coalesce(completed_at, :now) else completed_at end,
+       first_dead_at = case when dead > 0 then coalesce(first_dead_at, :now) else first_dead_at end
+ where id in (
+       select batch_id from json_each(:ids) cross join duly_job on duly_job.id = value
+        where finished_at is not null and batch_id is not null);
+
+-- name: ended_schedule
+with ended as materialized (
+    select schedule as ended_name, state as ended_state, finished_at as ended_at
+      from json_each(:ids)
+     cross join duly_job on duly_job.id = value
+     where finished_at is not null and schedule is not null
+)
+update duly_schedule
+   set dead_runs = case when ended_state = 'dead' then dead_runs + 1 else 0 end,
+       next_at = case when mode = 'delay' then ended_at + interval_ms else next_at end
+  from ended
+ where name = ended_name;
+
+-- name: ended_event
+insert into duly_event (at, name, job_id, subject, by, why)
+select finished_at, 'job.' || state, duly_job.id, task, :by, coalesce(:why, reason)
+  from json_each(:ids)
+ cross join duly_job on duly_job.id = value
+ where finished_at is not null and state <> 'succeeded';
+
+-- name: ended_done
+insert into duly_done (
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts, crashes,
+    created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, reason,
+    error, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, schedule, on_dead, origin,
+    replay_of, replay_count)
+select duly_job.id, task, queue, priority, state, payload, envelope, duly_job.key, fingerprint, key_ttl_ms, attempt,
+       max_attempts, crashes, created_at, due_at, expires_at, lease_ms, last_token, worker, progress, progress_message,
+       cancel_requested_at, reason, error, result,
+       case when result is not null then finished_at + max(result_ttl_ms, coalesce(key_ttl_ms, 0)) end,
+       finished_at, keep_ms, result_ttl_ms,
+       case when state <> 'dead' then finished_at + case when result is not null
+            then min(max(result_ttl_ms, coalesce(key_ttl_ms, 0)), keep_ms) else keep_ms end end,
+       batch_id, schedule, on_dead, origin, replay_of, replay_count
+  from json_each(:ids)
+ cross join duly_job on duly_job.id = value
+ where finished_at is not null and (keep_ms > 0 or state <> 'succeeded');
+
+-- name: ended_delete
+-- A success with `keep=0` leaves nothing behind.
+delete from duly_attempt
+ where job_id in (
+       select duly_job.id from json_each(:ids) cross join duly_job on duly_job.id = value
+        where state = 'succeeded' and keep_ms = 0);
+delete from duly_step
+ where job_id in (
+       select duly_job.id from json_each(:ids) cross join duly_job on duly_job.id = value
+        where state = 'succeeded' and keep_ms = 0);
+delete from duly_job
+ where id in (select value from json_each(:ids)) and finished_at is not null;

@@ -1,0 +1,304 @@
+-- The life of a job on SQLite and D1, from enqueue to the moment it ends; `ended.sql` has what follows.
+--
+-- A section is one statement or a list that runs and commits as one. Batches travel as one JSON text.
+-- `:now` is the database's own clock unless a caller binds a moment. SQLite has one writer, so nothing
+-- changes between the statements of a list; where PostgreSQL needs a lock or a guard for that, its file says so.
+
+-- name: enqueue
+insert into duly_job (
+    id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
+    lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
+select value ->> 'id', :task, :queue, :priority,
+       case when coalesce(:due_at, :now + :delay_ms) <= :now then 'ready' else 'scheduled' end,
+       value ->> 'payload', value ->> 'envelope', :max_attempts, :now, coalesce(:due_at, :now + :delay_ms),
+       coalesce(:expires_at, :now + :expires_ms), :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead
+  from json_each(:jobs)
+ where true
+    on conflict (id) do nothing;
+
+-- name: reserve_keys
+-- Never check-then-run: whoever gets the row of (task, key) has the key, everybody else reads who has it.
+insert into duly_key (task, key, job_id, state, fingerprint)
+select :task, value ->> 'key', value ->> 'id', 'live', value ->> 'fingerprint'
+  from json_each(:jobs)
+ where true
+    on conflict (task, key) do update
+   set job_id = excluded.job_id, state = 'live', fingerprint = excluded.fingerprint,
+       result = null, result_dropped = 0, expires_at = null
+ where duly_key.expires_at <= :now;
+
+-- name: enqueue_keyed
+insert into duly_job (
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at,
+    due_at, expires_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
+select value ->> 'id', :task, :queue, :priority,
+       case when coalesce(:due_at, :now + :delay_ms) <= :now then 'ready' else 'scheduled' end,
+       value ->> 'payload', value ->> 'envelope', value ->> 'key', value ->> 'fingerprint', :key_ttl_ms,
+       :max_attempts, :now, coalesce(:due_at, :now + :delay_ms), coalesce(:expires_at, :now + :expires_ms),
+       :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead
+  from json_each(:jobs)
+ where exists (
+       select 1 from duly_key
+        where task = :task and key = value ->> 'key' and job_id = value ->> 'id' and state = 'live')
+    on conflict (id) do nothing;
+
+-- name: undo_finished
+-- After a lost answer the job may have run already: what duly_done has is taken back out.
+delete from duly_key
+ where (task, key, job_id) in (
+       select task, duly_done.key, duly_done.id
+         from json_each(:jobs)
+        cross join duly_done on duly_done.id = value ->> 'id'
+        where duly_done.key is not null)
+   and state = 'live';
+delete from duly_job
+ where id in (select duly_done.id from json_each(:jobs) join duly_done on duly_done.id = value ->> 'id');
+
+-- name: key_holders
+select value ->> 'id' as asked, coalesce(duly_key.job_id, value ->> 'id') as holder,
+       duly_key.fingerprint is not null and duly_key.fingerprint <> value ->> 'fingerprint' as other_payload,
+       coalesce(duly_key.state, 'live') as state, duly_key.result, coalesce(duly_key.result_dropped, 0) as result_dropped
+  from json_each(:jobs)
+  left join duly_key on duly_key.task = :task and duly_key.key = value ->> 'key'
+ order by json_each.key;
+
+-- name: claim
+-- Ready rows in their order, then due scheduled ones, so that nothing has to be promoted first. A token that
+-- holds jobs already is being asked about again: it gets those, and no more.
+with asked as materialized (
+    select case when exists (select 1 from duly_job where token = :token) then 0 else :limit end as room
+     where not exists (
+           select 1 from duly_queue
+            where kind = 'queue' and name = :queue and paused_at is not null
+              and (paused_until is null or paused_until > :now))
+),
+ready as materialized (
+    select id
+      from duly_job
+     where state = 'ready' and queue = :queue and suspect = :alone
+       and (:tasks is null or task in (select value from json_each(:tasks)))
+       and task not in (
+           select name from duly_queue
+            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+       and (expires_at is null or expires_at > :now or attempt > 0)
+     order by priority desc, due_at, id
+     limit coalesce((select room from asked), 0)
+),
+due as materialized (
+    select id
+      from duly_job
+     where state = 'scheduled' and queue = :queue and suspect = :alone and due_at <= :now
+       and (:tasks is null or task in (select value from json_each(:tasks)))
+       and task not in (
+           select name from duly_queue
+            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+       and (expires_at is null or expires_at > :now or attempt > 0)
+     order by due_at, id
+     limit coalesce((select room from asked), 0) - (select count(*) from ready)
+)
+update duly_job
+   set state = 'running', attempt = attempt + 1, token = :token, worker = :worker,
+       lease_until = :now + lease_ms, heartbeat_at = null, progress = null, progress_message = null, reason = null
+ where id in (select id from ready union all select id from due);
+select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at
+  from duly_job
+ where token = :token
+ order by priority desc, due_at, id;
+
+-- name: extend
+-- The token alone decides: a worker that comes back late still holds what nobody has taken.
+update duly_job
+   set lease_until = :now + lease_ms
+  from (select value ->> 'id' as id, value ->> 'token' as token from json_each(:held)) as held
+ where duly_job.id = held.id and duly_job.token = held.token and duly_job.state = 'running'
+returning id, cancel_requested_at;
+
+-- name: progress
+update duly_job
+   set progress = :progress, progress_message = :message
+ where id = :id and token = :token and state = 'running'
+returning id;
+
+-- name: heartbeat
+update duly_job
+   set heartbeat_at = :now
+ where id = :id and token = :token and state = 'running'
+returning id;
+
+-- name: finish_plain
+-- The short way out for a success without key, batch or schedule, which is most of them.
+insert into duly_done (
+    id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
+    expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
+    finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin, replay_of, replay_count)
+select duly_job.id, task, queue, priority, 'succeeded', payload, envelope, attempt, max_attempts, crashes, created_at,
+       due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at,
+       value ->> 'result', case when value ->> 'result' is not null then :now + result_ttl_ms end,
+       :now, keep_ms, result_ttl_ms,
+       :now + case when value ->> 'result' is not null then min(result_ttl_ms, keep_ms) else keep_ms end,
+       on_dead, origin, replay_of, replay_count
+  from json_each(:plain)
+ cross join duly_job on duly_job.id = value ->> 'id'
+ where token = value ->> 'token' and state = 'running' and keep_ms > 0
+   and duly_job.key is null and batch_id is null and schedule is null;
+delete from duly_job
+ where id in (
+       select duly_job.id
+         from json_each(:plain)
+        cross join duly_job on duly_job.id = value ->> 'id'
+        where token = value ->> 'token' and state = 'running'
+          and duly_job.key is null and batch_id is null and schedule is null)
+returning id;
+
+-- name: finish
+-- A worker that lost its lease matches no row here, and so changes nothing. A job that somebody asked to
+-- cancel does not come back for another attempt.
+update duly_job
+   set state = case when cancel_requested_at is not null and ending = 0 then 'cancelled' else new_state end,
+       finished_at = case when cancel_requested_at is not null or ending = 1 then :now end,
+       due_at = case when new_state = 'ready' or ending = 1 then due_at else :now + after_ms end,
+       -- It has started, and a snooze gives its attempt back: from here on nothing is left to expire.
+       expires_at = case when new_state = 'scheduled' then null else expires_at end,
+       attempt = attempt - give_back,
+       suspect = case when new_state = 'ready' then suspect else 0 end,
+       result = new_result,
+       reason = case when cancel_requested_at is not null and ending = 0 then 'cancelled on request'
+                     else coalesce(new_reason, new_kind) end,
+       error = case when new_state in ('succeeded', 'partial') then null else coalesce(new_error, error) end,
+       token = null, lease_until = null, last_token = token
+  from (select value ->> 'id' as changed_id, value ->> 'token' as held_token, value ->> 'state' as new_state,
+               value ->> 'ending' as ending, value ->> 'after_ms' as after_ms, value ->> 'give_back' as give_back,
+               value ->> 'result' as new_result, value ->> 'reason' as new_reason, value ->> 'kind' as new_kind,
+               value ->> 'error' as new_error
+          from json_each(:changes)) as change
+ where duly_job.id = changed_id and token = held_token and duly_job.state = 'running'
+returning id;
+
+-- name: failed_attempts
+-- The attempt is named: a token that has given its attempt back before has none that could fail.
+insert into duly_attempt (job_id, attempt, at, worker, outcome, error, traceback)
+select duly_job.id, attempt, :now, worker, 'failed', value ->> 'error', value ->> 'traceback'
+  from json_each(:changes)
+ cross join duly_job on duly_job.id = value ->> 'id'
+ where last_token = value ->> 'token' and attempt = value ->> 'attempt' and duly_job.state <> 'running'
+   and value ->> 'error' is not null
+    on conflict (job_id, attempt) do nothing;
+
+-- name: settle
+-- What became of writes that changed nothing: done before, done and gone, or lost to another worker.
+select value ->> 'id' as id,
+       case when exists (select 1 from duly_job where id = value ->> 'id' and last_token = value ->> 'token')
+              or exists (select 1 from duly_done where id = value ->> 'id' and token = value ->> 'token') then 'already'
+            when not exists (select 1 from duly_job where id = value ->> 'id')
+             and not exists (select 1 from duly_done where id = value ->> 'id') then 'gone'
+            else 'lost' end as verdict
+  from json_each(:held);
+
+-- name: expired_leases
+-- A lease that ends further ahead than two beats past a whole one was written before the clock stepped back.
+select id, token, lease_until, lease_ms, worker
+  from duly_job
+ where token is not null
+   and (lease_until <= :now or lease_until > :now + lease_ms + 2 * (lease_ms / 3))
+ order by lease_until
+ limit :limit;
+
+-- name: rescue
+-- Only rows still running, still that token, still the lease end that was seen, still expired. A crash counts
+-- only while the job ran alone, so that no neighbour dies of it. The token is kept negated: asked again, the rescue
+-- knows its own, and the worker that comes back is told that it lost.
+update duly_job
+   set state = case when cancel_requested_at is not null then 'cancelled'
+                    when crashes + suspect >= 3 or attempt >= max_attempts then 'dead'
+                    else 'ready' end,
+       finished_at = case when cancel_requested_at is not null or crashes + suspect >= 3 or attempt >= max_attempts
+                          then :now end,
+       reason = case when cancel_requested_at is not null then 'cancelled on request'
+                     when crashes + suspect >= 3 then 'killed its worker'
+                     when attempt >= max_attempts then 'worker lost on the last attempt' end,
+       error = 'worker ' || worker || ' stopped beating',
+       crashes = crashes + suspect, suspect = 1, token = null, lease_until = null, last_token = -token
+  from (select value ->> 'id' as seen_id, value ->> 'token' as seen_token, value ->> 'lease_until' as seen_until
+          from json_each(:seen)) as seen
+ where duly_job.id = seen_id and state = 'running' and token = seen_token and lease_until = seen_until
+   and (lease_until <= :now or lease_until > :now + lease_ms + 2 * (lease_ms / 3))
+returning id, state;
+
+-- name: crashed_attempts
+insert into duly_attempt (job_id, attempt, at, worker, outcome, error)
+select duly_job.id, attempt, :now, worker, 'crashed', error
+  from json_each(:seen)
+ cross join duly_job on duly_job.id = value ->> 'id'
+ where last_token = -(value ->> 'token') and state <> 'running'
+    on conflict (job_id, attempt) do nothing;
+
+-- name: rescued
+-- Asked after a lost answer: which of these leases are taken, and what their jobs came to.
+select duly_job.id, state
+  from json_each(:seen)
+ cross join duly_job on duly_job.id = value ->> 'id'
+ where last_token = -(value ->> 'token')
+ union all
+select duly_done.id, state
+  from json_each(:seen)
+ cross join duly_done on duly_done.id = value ->> 'id'
+ where token = -(value ->> 'token');
+
+-- name: promote
+update duly_job
+   set state = 'ready'
+ where id in (
+       select id from duly_job
+        where state = 'scheduled' and queue = :queue and due_at <= :now
+        order by due_at, id
+        limit :limit)
+returning id;
+update duly_job
+   set state = 'ready', reason = 'timed out'
+ where id in (
+       select id from duly_job
+        where state = 'waiting' and queue = :queue and due_at <= :now
+        order by due_at
+        limit :limit)
+returning id;
+
+-- name: next_due
+select min(due_at) as next_due
+  from duly_job
+ where state = 'scheduled' and queue = :queue;
+
+-- name: cancel
+-- A job that runs is only asked, so that no effect is forgotten.
+insert into duly_event (at, name, job_id, subject, by, why)
+select :now, 'job.cancel_requested', duly_job.id, task, :by, :why
+  from json_each(:ids)
+ cross join duly_job on duly_job.id = value
+ where state = 'running' and cancel_requested_at is null;
+update duly_job
+   set cancel_requested_at = coalesce(cancel_requested_at, :now),
+       finished_at = case when state <> 'running' then :now end,
+       reason = case when state <> 'running' then coalesce(:why, 'cancelled') else reason end,
+       state = case when state <> 'running' then 'cancelled' else state end
+ where id in (select value from json_each(:ids)) and finished_at is null
+returning id, state;
+
+-- name: cancelled
+-- Asked after a lost answer.
+select id, state
+  from duly_done
+ where id in (select value from json_each(:ids)) and state = 'cancelled';
+
+-- name: expirable
+select id
+  from duly_job
+ where expires_at <= :now and attempt = 0 and state in ('scheduled', 'ready', 'waiting')
+ order by expires_at
+ limit :limit;
+
+-- name: expire
+update duly_job
+   set state = 'cancelled', finished_at = :now, reason = 'expired'
+ where id in (select value from json_each(:ids))
+   and expires_at <= :now and attempt = 0 and state in ('scheduled', 'ready', 'waiting')
+returning id;

@@ -1,0 +1,77 @@
+-- What has had its time is removed in bounded chunks, on SQLite and D1. Each section answers with one row per
+-- thing it took, so that the caller knows whether to come back. Dead jobs are never pruned.
+
+-- name: prune_results
+update duly_done
+   set result = null, prune_at = finished_at + keep_ms
+ where id in (
+       select id from duly_done
+        where prune_at <= :now and finished_at + keep_ms > :now
+        order by prune_at
+        limit :limit)
+returning id;
+
+-- name: prune_done
+delete from duly_attempt
+ where job_id in (
+       select id from duly_done
+        where prune_at <= :now and finished_at + keep_ms <= :now
+        order by prune_at, id
+        limit :limit);
+delete from duly_step
+ where job_id in (
+       select id from duly_done
+        where prune_at <= :now and finished_at + keep_ms <= :now
+        order by prune_at, id
+        limit :limit);
+delete from duly_done
+ where id in (
+       select id from duly_done
+        where prune_at <= :now and finished_at + keep_ms <= :now
+        order by prune_at, id
+        limit :limit)
+returning id;
+
+-- name: prune_keys
+delete from duly_key
+ where (task, key) in (
+       select task, key from duly_key
+        where expires_at <= :now
+        order by expires_at
+        limit :limit)
+returning key;
+
+-- name: prune_events
+delete from duly_event
+ where id in (
+       select id from duly_event
+        where at <= :now - :keep_ms
+        order by at
+        limit :limit)
+returning id;
+
+-- name: prune_fires
+delete from duly_fire
+ where (schedule, due_at) in (
+       select schedule, due_at from duly_fire
+        where at <= :now - :keep_ms
+        order by at
+        limit :limit)
+returning schedule;
+
+-- name: prune_batches
+delete from duly_batch
+ where id in (
+       select id from duly_batch
+        where open = 0 and completed_at <= :now - :keep_ms
+          and not exists (select 1 from duly_done where batch_id = duly_batch.id)
+        limit :limit)
+returning id;
+
+-- name: prune_workers
+delete from duly_worker
+ where id in (
+       select id from duly_worker
+        where seen_at <= :now - :keep_ms
+        limit :limit)
+returning id;

@@ -1,0 +1,414 @@
+"""SQLite, through the standard library.
+
+One writer thread per process: callers hand it operations, it runs what it has in one `BEGIN IMMEDIATE` and one
+commit, then answers them all. While one commit is on its way to the disk the next batch gathers, so that many
+callers share one sync without any of them waiting for a timer.
+
+Below 3.51.3 a passive checkpoint, the automatic kind, can corrupt the file when it races a commit of another
+connection. So no connection of ours checkpoints by itself: one thread per process does, with TRUNCATE, which
+holds off writers while it works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from duly.errors import (
+    AnswerLost,
+    ConfigError,
+    DulyError,
+    SchemaMismatch,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from duly.store import migrate, statements
+from duly.store.driver import Driver, Hook, Point
+from duly.store.ops import Op, Rows
+
+log = logging.getLogger("duly.store.sqlite")
+
+OLDEST = (3, 38, 0)
+WAL_IS_SAFE = (3, 51, 3)
+NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "fuse.sshfs", "ncpfs"})
+BUSY_SECONDS = 5.0
+CHECKPOINT_SECONDS = 60.0
+CHECKPOINT_BYTES = 4 * 1024 * 1024
+MOST_AT_ONCE = 256
+
+# Connections that a forked child inherited. They belong to the parent: using or closing one here would drop its locks.
+_abandoned: list[object] = []
+_drivers: weakref.WeakSet[SQLiteDriver] = weakref.WeakSet()
+
+
+class SQLiteDriver(Driver):
+    """Runs operations on one SQLite file. Opens nothing and starts no thread before the first one."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: str = "full",
+        network_ok: bool = False,
+        busy_s: float = BUSY_SECONDS,
+        hook: Hook | None = None,
+    ) -> None:
+        super().__init__(hook=hook)
+        self.path = Path(path).absolute()
+        self._durability = durability
+        self._network_ok = network_ok
+        self._busy_s = busy_s
+        self._begin_afresh()
+        _drivers.add(self)
+
+    def _begin_afresh(self) -> None:
+        self._opening = threading.Lock()
+        self._writer: _Writer | None = None
+        self._readers: deque[sqlite3.Connection] = deque()
+
+    def execute(self, op: Op[Any]) -> Rows:
+        """Run `op` once: a read on a connection of its own, a write through the writer."""
+        if op.writes:
+            return self._open().submit(op).result()
+        return self._read(op)
+
+    async def aexecute(self, op: Op[Any]) -> Rows:
+        """Run `op` once, without blocking the event loop."""
+        if not op.writes or self._writer is None:
+            return await asyncio.to_thread(self.execute, op)
+        return await asyncio.wrap_future(self._writer.submit(op))
+
+    def close(self) -> None:
+        """Finish what was handed in, then close the file. The next operation opens it again."""
+        with self._opening:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.stop()
+            while self._readers:
+                self._readers.pop().close()
+
+    def mind_wal(self) -> None:
+        """Have the WAL checkpointed if it has grown, after a commit that was not ours."""
+        self._open().mind_wal()
+
+    def abandon(self) -> None:
+        """Forget every handle without closing it, in a forked child."""
+        if self._writer is not None:
+            _abandoned.append(self._writer)
+        _abandoned.extend(self._readers)
+        self._begin_afresh()
+
+    def _open(self) -> _Writer:
+        writer = self._writer
+        if writer is not None:
+            return writer
+        with self._opening:
+            if self._writer is None:
+                check_host(self.path, network_ok=self._network_ok)
+                self._writer = _Writer(self)
+            return self._writer
+
+    def _read(self, op: Op[Any]) -> Rows:
+        self._open()
+        try:
+            conn = self._readers.pop()
+        except IndexError:
+            conn = self.connect()
+        try:
+            return self.run_on(conn, op)
+        except Exception as error:
+            raise translate(error, op.name, self.path) from error
+        finally:
+            self._readers.append(conn)
+
+    def connect(self) -> sqlite3.Connection:
+        """Open a connection the way all of ours are opened."""
+        try:
+            conn = sqlite3.connect(
+                self.path,
+                timeout=self._busy_s,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=512,
+            )
+            _patiently(conn, "pragma journal_mode = wal", self._busy_s)
+            conn.execute(f"pragma synchronous = {self._durability}")
+            conn.execute("pragma wal_autocheckpoint = 0")
+            conn.execute("pragma cache_size = -16000")
+        except sqlite3.Error as error:
+            raise translate(error, "open", self.path) from error
+        return conn
+
+    def run_on(self, conn: sqlite3.Connection, op: Op[Any]) -> Rows:
+        """Run the statements of `op` on a connection, inside whatever transaction it is in."""
+        rows: list[Any] = []
+        hook = self.hook
+        for section in op.sections:
+            for number, statement in enumerate(statements.spell("sqlite", section, "named")):
+                if hook is not None:
+                    hook(Point("before", op.name, section, number))
+                rows += conn.execute(statement.sql, op.params).fetchall()
+                if hook is not None:
+                    hook(Point("after", op.name, section, number))
+        return rows
+
+
+class _Writer:
+    """The one thread of this process that writes, and the one that checkpoints."""
+
+    def __init__(self, driver: SQLiteDriver) -> None:
+        self._driver = driver
+        self._wal = f"{driver.path}-wal"
+        self._conn = driver.connect()
+        bring_up_to_date(self._conn, driver.path)
+        self._waiting: deque[tuple[Op[Any], Future[Rows]]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._checkpoint = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=f"duly-{name}", daemon=True)
+            for name, target in (("writer", self._write), ("checkpoint", self._keep_wal_short))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, op: Op[Any]) -> Future[Rows]:
+        """Hand in an operation; its rows come when it is durable. Beats go first: a lease must not wait in line."""
+        future: Future[Rows] = Future()
+        with self._wake:
+            if self._stopping:
+                raise StoreUnavailable("the store is closed")
+            if op.urgent:
+                self._waiting.appendleft((op, future))
+            else:
+                self._waiting.append((op, future))
+            self._wake.notify()
+        return future
+
+    def stop(self) -> None:
+        """Write what was handed in, then end both threads and close."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._checkpoint.set()
+        for thread in self._threads:
+            thread.join()
+        self._conn.close()
+
+    def mind_wal(self) -> None:
+        """Wake the checkpointer if the WAL has grown."""
+        try:
+            if os.stat(self._wal).st_size >= CHECKPOINT_BYTES:
+                self._checkpoint.set()
+        except FileNotFoundError:
+            pass
+
+    def _write(self) -> None:
+        while batch := self._take():
+            # A caller may have gone away meanwhile; from here on its answer can no longer be taken back.
+            if wanted := [one for one in batch if one[1].set_running_or_notify_cancel()]:
+                self._commit(wanted)
+                self.mind_wal()
+
+    def _take(self) -> list[tuple[Op[Any], Future[Rows]]]:
+        with self._wake:
+            while not self._waiting and not self._stopping:
+                self._wake.wait()
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
+
+    def _commit(self, batch: Sequence[tuple[Op[Any], Future[Rows]]]) -> None:
+        """Run a batch in one transaction and answer it; if that fails, one by one, so that only the guilty fails."""
+        committing = False
+        try:
+            self._conn.execute("begin immediate")
+            answers = [self._driver.run_on(self._conn, op) for op, _ in batch]
+            committing = True
+            self._commit_with_hook(batch[0][0].name)
+        except Exception as error:
+            self._roll_back()
+            if len(batch) > 1 and not committing and not is_busy(error):
+                for one in batch:
+                    self._commit([one])
+                return
+            for op, future in batch:
+                failure = translate(error, op.name, self._driver.path, committing=committing)
+                failure.__cause__ = error
+                future.set_exception(failure)
+        else:
+            for (_, future), rows in zip(batch, answers, strict=True):
+                future.set_result(rows)
+
+    def _commit_with_hook(self, op: str) -> None:
+        hook = self._driver.hook
+        if hook is not None:
+            hook(Point("before", op, "commit", 0))
+        self._conn.execute("commit")
+        if hook is not None:
+            hook(Point("after", op, "commit", 0))
+
+    def _roll_back(self) -> None:
+        if self._conn.in_transaction:
+            self._conn.execute("rollback")
+
+    def _keep_wal_short(self) -> None:
+        conn: sqlite3.Connection | None = None
+        while True:
+            self._checkpoint.wait()
+            self._checkpoint.clear()
+            if self._stopping:
+                break
+            try:
+                if conn is None:
+                    conn = self._driver.connect()
+                    conn.execute(f"pragma busy_timeout = {int(CHECKPOINT_SECONDS * 1000)}")
+                busy, pages, _ = conn.execute("pragma wal_checkpoint(truncate)").fetchone()
+                if busy:
+                    log.warning("sqlite.checkpoint_busy", extra={"path": str(self._driver.path), "wal_pages": pages})
+            except (sqlite3.Error, DulyError) as error:
+                log.warning("sqlite.checkpoint_failed", extra={"path": str(self._driver.path), "error": str(error)})
+        if conn is not None:
+            conn.close()
+
+
+def _patiently(conn: sqlite3.Connection, sql: str, seconds: float) -> None:
+    """Run what SQLite refuses at once, whatever the busy timeout, while another process opens the file too."""
+    give_up_at = time.monotonic() + seconds
+    while True:
+        try:
+            conn.execute(sql)
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.01)
+
+
+def bring_up_to_date(conn: sqlite3.Connection, path: Path) -> None:
+    """Create or migrate the tables; any number of processes may do this at once."""
+    if not migrate.pending("sqlite", read_meta(conn)):
+        migrate.check("sqlite", read_meta(conn), str(path))
+        return
+    try:
+        conn.execute("begin immediate")
+        for step in migrate.pending("sqlite", read_meta(conn)):
+            for statement in step.statements:
+                conn.execute(statement)
+        conn.execute("commit")
+    except sqlite3.Error as error:
+        if conn.in_transaction:
+            conn.execute("rollback")
+        raise translate(error, "migrate", path) from error
+
+
+def pending(path: str | os.PathLike[str]) -> tuple[migrate.Migration, ...]:
+    """Say what opening the file would apply, without creating it."""
+    if not Path(path).exists():
+        return migrate.pending("sqlite", {})
+    try:
+        conn = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            return migrate.pending("sqlite", read_meta(conn))
+        finally:
+            conn.close()
+    except sqlite3.Error as error:
+        raise translate(error, "migrate", path) from error
+
+
+def read_meta(conn: sqlite3.Connection) -> dict[str, str]:
+    """Read what the file says of its schema; empty when it has no tables of ours yet."""
+    if not conn.execute("select 1 from sqlite_master where name = 'duly_meta'").fetchone():
+        return {}
+    return dict(conn.execute("select name, value from duly_meta"))
+
+
+def check_host(path: Path, *, network_ok: bool) -> None:
+    """Refuse what would lose data later: an old library, a missing folder, a network file system."""
+    if sqlite3.sqlite_version_info < OLDEST:
+        raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old: duly needs 3.38 or newer")
+    if not path.parent.is_dir():
+        raise ConfigError(f"the folder {path.parent} does not exist: create it, or name another database file")
+    kind = file_system(path.parent)
+    if kind in NETWORK and not network_ok:
+        raise ConfigError(
+            f"{path} lies on a network file system ({kind}), where SQLite's locks cannot be trusted: "
+            "use a local disk, or PostgreSQL for several hosts"
+        )
+
+
+def file_system(folder: Path) -> str | None:
+    """Return the type of the file system that holds `folder`, where the system tells."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    real = os.path.realpath(folder)
+    found = [fields for fields in map(str.split, mounts) if _holds(fields[1], real)]
+    return max(found, key=lambda fields: len(fields[1]))[2] if found else None
+
+
+def _holds(mount: str, path: str) -> bool:
+    return mount == "/" or path == mount or path.startswith(mount + "/")
+
+
+def is_busy(error: BaseException) -> bool:
+    """Tell whether another connection holds the lock."""
+    # The module's own errors, such as for text that is not UTF-8, have no code.
+    return isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in (
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+    )
+
+
+def translate(error: Exception, op: str, where: object, *, committing: bool = False) -> Exception:
+    """Turn what sqlite3 raised into an error that says what happened and what to do."""
+    if not isinstance(error, sqlite3.Error):
+        return error
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if is_busy(error):
+        return StoreUnavailable(
+            f"{op}: {where} is locked by another connection. If it is your own open transaction, pass it as `conn=`; "
+            "begin write transactions with BEGIN IMMEDIATE and keep them short"
+        )
+    if "no such table" in str(error) or "no such column" in str(error):
+        return SchemaMismatch(
+            f"{op}: {where} does not have the tables this version works with ({error}): run `duly migrate`"
+        )
+    if committing:
+        return AnswerLost(f"{op}: the commit on {where} failed ({error}); it may or may not have been written")
+    if code == sqlite3.SQLITE_FULL:
+        return StoreUnavailable(f"{op}: the disk of {where} is full; nothing was written")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM):
+        return StoreUnavailable(f"{op}: {where} cannot be used ({error}): look at the file, its folder and its owner")
+    if code in (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
+        return StoreRefused(f"{op}: {where} refuses this data ({error})")
+    return StoreError(f"{op}: {where}: {error}")
+
+
+def wal_verdict() -> str:
+    """Say in one sentence whether this SQLite is safe from the WAL checkpoint race."""
+    if sqlite3.sqlite_version_info >= WAL_IS_SAFE:
+        return f"SQLite {sqlite3.sqlite_version}: safe"
+    return (
+        f"SQLite {sqlite3.sqlite_version} can corrupt a WAL file when an automatic checkpoint races a commit; "
+        "duly never checkpoints that way, but other programs that write to the file must set wal_autocheckpoint to 0"
+    )
+
+
+def _abandon_all() -> None:
+    for driver in list(_drivers):
+        driver.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,93 @@
+"""Loads the `.sql` files and fits their sections to each driver.
+
+One folder per dialect, many sections per file, one statement or a list of them per section:
+
+    -- name: claim
+    -- Why it is the way it is.
+    update duly_job ...;
+    select ...;
+
+Parameters are written `:name`. `:now` is special: the database's own clock unless a moment is bound.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Literal, NamedTuple, TypeAlias
+
+Dialect: TypeAlias = Literal["sqlite", "postgres"]
+# `:name` for sqlite3, `%(name)s` for psycopg and Django, `?1` for D1, `$1` for asyncpg.
+Style: TypeAlias = Literal["named", "pyformat", "numbered", "dollar"]
+
+CLOCK = {
+    "sqlite": "cast(coalesce(:now, round((julianday('now') - 2440587.5) * 86400000.0)) as integer)",
+    "postgres": "coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000)::bigint)",
+}
+
+_SECTION = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_COMMENT = re.compile(r"--.*$", re.MULTILINE)
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")  # `:id`, but not the cast `::bigint`
+_NOW = re.compile(r"(?<![:\w]):now\b")
+_SCHEMA = re.compile(r"\bduly\.(?=duly_)")
+
+
+class Statement(NamedTuple):
+    """One statement in a driver's own spelling, and the parameters it takes in order of first use."""
+
+    sql: str
+    parameters: tuple[str, ...]
+
+
+@cache
+def sections(dialect: Dialect) -> dict[str, tuple[str, ...]]:
+    """Return the statements of every section of a dialect, by the section's name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for file in sorted(files("duly.store.sql").joinpath(dialect).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".sql"):
+            _, *parts = _SECTION.split(file.read_text("utf-8"))
+            for name, text in zip(parts[::2], parts[1::2], strict=True):
+                if name in found:
+                    raise ValueError(f"{dialect}: section {name!r} is defined twice")
+                found[name] = split(text)
+    return found
+
+
+def split(text: str) -> tuple[str, ...]:
+    """Cut a section into its statements. No text literal of ours holds a semicolon or a double dash."""
+    statements = (statement.strip() for statement in _COMMENT.sub("", text).split(";"))
+    return tuple(re.sub(r"\n\s*\n", "\n", statement) for statement in statements if statement)
+
+
+@cache
+def spell(dialect: Dialect, section: str, style: Style, schema: str = "duly") -> tuple[Statement, ...]:
+    """Write a section the way a driver wants it."""
+    return tuple(_spell(sql, dialect, style, schema) for sql in sections(dialect)[section])
+
+
+def _spell(sql: str, dialect: Dialect, style: Style, schema: str) -> Statement:
+    names = tuple(dict.fromkeys(_PARAMETER.findall(sql)))
+    text = _NOW.sub(lambda _: CLOCK[dialect], sql)
+    if dialect == "postgres":
+        text = qualified(text, schema)
+    match style:
+        case "named":
+            return Statement(text, names)
+        case "pyformat":
+            return Statement(_PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")), names)
+        case "numbered":
+            return Statement(_PARAMETER.sub(lambda m: f"?{names.index(m[1]) + 1}", text), names)
+        case "dollar":
+            return Statement(_PARAMETER.sub(lambda m: f"${names.index(m[1]) + 1}", text), names)
+
+
+def qualified(sql: str, schema: str) -> str:
+    """Put the tables of `sql`, written `duly.duly_job`, into `schema`."""
+    prefix = quoted(schema) + "."
+    return _SCHEMA.sub(lambda _: prefix, sql)
+
+
+def quoted(name: str) -> str:
+    """Quote a name for PostgreSQL."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,1 @@
+"""The tests of duly; `tests.servers` holds the databases they run against."""

@@ -1,0 +1,217 @@
+"""The three stores that every contract test runs on, in one shape.
+
+A test takes `store` and sees operations, rows and a clock that stands still unless moved; which database is
+behind it makes no difference. The D1 store loses the answer of every seventh call on purpose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreRefused
+from duly.keys import Ids
+from duly.model import Change, Claimed, Enqueued, Failure, JobRecord, NewJob, State, Terms
+from duly.store import migrate, ops
+from duly.store.driver import Driver
+from duly.store.ops import Finish, Held, Op, Rows
+from duly.store.postgres import PostgresDriver
+from duly.store.sqlite import SQLiteDriver
+from duly.store.statements import spell
+from tests.servers.d1 import D1Error, D1Lost, D1Mannered
+from tests.servers.workerd import D1Gateway, GatewayError
+
+NOW = 1_800_000_000_000  # a moment far from today's, so that a clock of the wrong machine shows
+new_id = Ids()
+_tokens = itertools.count(1)
+
+
+def new_token() -> int:
+    return next(_tokens)
+
+
+class D1Driver(Driver):
+    """Runs operations as D1 wants them: numbered parameters, one batch, no transaction of our own."""
+
+    def __init__(self, database: D1Mannered | D1Gateway) -> None:
+        super().__init__(pauses=(0.0, 0.0, 0.0))
+        self.database = database
+
+    def execute(self, op: Op[Any]) -> Rows:
+        try:
+            answers = self.database.batch(
+                [
+                    (statement.sql, [_number(op.params[name]) for name in statement.parameters])
+                    for section in op.sections
+                    for statement in spell("sqlite", section, "numbered")
+                ]
+            )
+        except D1Lost as error:
+            raise AnswerLost(str(error)) from error
+        except (D1Error, GatewayError) as error:
+            if "no such table" in str(error):
+                raise SchemaMismatch(str(error)) from error
+            kind = StoreRefused if "CONSTRAINT" in str(error) else StoreError
+            raise kind(f"{op.name}: {error}") from error
+        return [row for rows in answers for row in rows]
+
+    async def aexecute(self, op: Op[Any]) -> Rows:
+        return await asyncio.to_thread(self.execute, op)
+
+    def close(self) -> None:
+        self.database.close()
+
+    def migrate(self) -> None:
+        for step in migrate.migrations("sqlite"):
+            self.database.batch([(statement, []) for statement in step.statements])
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else value
+
+
+class Store:
+    """What a contract test holds: a driver, a clock of its own, and plain SQL to look from outside."""
+
+    kind: str
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.now = NOW
+
+    def run(self, op: Op[Any]) -> Any:
+        return self.driver.run(op)
+
+    def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        """Look at the tables from outside; `?` marks a parameter and names are not qualified."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.driver.close()
+
+    # What tests do most, with the store's own clock.
+
+    def enqueue(self, count: int = 1, *, payload: str = '{"n":1}', **terms: Any) -> list[str]:
+        """Enqueue plain jobs and return their ids."""
+        jobs = [NewJob(new_id(), payload) for _ in range(count)]
+        self.run(ops.enqueue(Terms(**{"task": "work", **terms}), jobs, now=self.now))
+        return [job.id for job in jobs]
+
+    def enqueue_key(self, key: str, *, payload: str = '{"n":1}', id: str | None = None, **terms: Any) -> Enqueued:
+        """Enqueue one job under a key and return what came of it."""
+        job = NewJob(id or new_id(), payload, key=key)
+        return self.run(ops.enqueue(Terms(**{"task": "work", **terms}), [job], now=self.now))[0]
+
+    def claim(self, limit: int = 1, *, queue: str = "default", token: int | None = None, **more: Any) -> list[Claimed]:
+        token = token or new_token()
+        return self.run(ops.claim(queue, limit=limit, token=token, worker="w1", now=self.now, **more))
+
+    def finish(self, job: Claimed, change: Change) -> str:
+        return str(self.run(ops.finish([Finish(job, change)], now=self.now))[job.id])
+
+    def succeed(self, job: Claimed, result: str | None = None) -> str:
+        return self.finish(job, Change(State.SUCCEEDED, result=result))
+
+    def kill(self, job: Claimed, message: str = "no") -> str:
+        """End a job dead, as its last failure would."""
+        return self.finish(job, Change(State.DEAD, error=Failure("builtins.ValueError", message, "a traceback")))
+
+    def retry(self, job: Claimed, after_ms: int = 1000, message: str = "no") -> str:
+        failure = Failure("builtins.ValueError", message, "a traceback")
+        return self.finish(job, Change(State.SCHEDULED, after_ms=after_ms, error=failure))
+
+    def dead(self, count: int = 1, **terms: Any) -> list[str]:
+        """Make dead jobs and return their ids."""
+        ids = self.enqueue(count, **{"max_attempts": 1, **terms})
+        for job in self.claim(count, queue=terms.get("queue", "default")):
+            self.kill(job)
+        return ids
+
+    def get(self, job_id: str) -> JobRecord | None:
+        return self.run(ops.get(job_id, now=self.now))
+
+    def state(self, job_id: str) -> str | None:
+        job = self.get(job_id)
+        return None if job is None else job.state.value
+
+    def snapshot(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Every row of every table, to see whether anything changed."""
+        return {table: sorted(self.query(f"select * from {table}"), key=repr) for table in TABLES}
+
+
+TABLES = (
+    "duly_job", "duly_done", "duly_key", "duly_attempt", "duly_step", "duly_batch", "duly_schedule", "duly_fire",
+    "duly_queue", "duly_worker", "duly_event",
+)  # fmt: skip
+
+
+class SQLiteStore(Store):
+    kind = "sqlite"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(SQLiteDriver(path))
+        self.path = path
+        self.run(ops.clock())
+
+    def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        return _on_file(self.path, sql, params)
+
+
+class D1Store(Store):
+    kind = "d1"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.database = D1Mannered(path)
+        driver = D1Driver(self.database)
+        driver.migrate()
+        super().__init__(driver)
+        self.lose(lambda call: call % 7 == 0)
+
+    def lose(self, when: Callable[[int], bool] | None) -> None:
+        """Say which answers are lost from now on."""
+        self.database.lose = when
+
+    def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        return _on_file(self.path, sql, params)
+
+
+def _on_file(path: Path, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+    conn = sqlite3.connect(path, isolation_level=None, timeout=5)
+    try:
+        conn.execute("pragma wal_autocheckpoint = 0")
+        return conn.execute(sql, params).fetchall()
+    finally:
+        conn.close()
+
+
+class PostgresStore(Store):
+    kind = "postgres"
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(PostgresDriver(url, **options))
+        self.url = url
+        self._outside: psycopg.Connection[Any] | None = None
+
+    def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        if self._outside is None:
+            self._outside = psycopg.connect(self.url, autocommit=True)
+            self._outside.execute("set search_path to duly")
+        cursor = self._outside.execute(sql.replace("?", "%s"), params)
+        rows = cursor.fetchall() if cursor.description else []
+        return [tuple(str(value) if type(value).__name__ == "UUID" else value for value in row) for row in rows]
+
+    def close(self) -> None:
+        if self._outside is not None:
+            self._outside.close()
+        super().close()
+
+
+def held(job: Claimed) -> Held:
+    return Held(job.id, job.token)

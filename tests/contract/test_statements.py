@@ -1,0 +1,354 @@
+"""The two dialects say the same: sections, parameters and columns, and operations that fit them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from msgspec.structs import replace
+
+import duly
+from duly.errors import SchemaMismatch
+from duly.model import Change, Claimed, Envelope, Event, Failure, NewJob, Sighting, State, Terms
+from duly.store import ops, statements
+from duly.store.ops import Finish, Held, Op, Replay
+from duly.store.postgres import PostgresDriver, bring_up_to_date
+from duly.store.sqlite import SQLiteDriver
+from duly.store.statements import sections, spell, split
+from tests.contract.stores import NOW, PostgresStore, new_id
+
+DIALECTS: tuple[statements.Dialect, ...] = ("sqlite", "postgres")
+SQL = Path(duly.__file__).parent / "store" / "sql"
+FILES = sorted(SQL.rglob("*.sql"))
+
+# Sections that no function of `ops` names: what asks them comes with the engine.
+ASKED_ELSEWHERE = {"why": {"id": "00000000-0000-7000-8000-000000000000", "now": NOW}}
+# Parameters that an operation may carry although a section of it does without them.
+SHARED = {"now", "keep_ms"}
+
+
+def every_op() -> dict[str, list[Op[Any]]]:
+    """One or more operations of every function of `ops`, in an order in which each finds something to do."""
+    plain, keyed, dead, other = (new_id() for _ in range(4))
+
+    def job(job_id: str, token: int, **more: Any) -> Claimed:
+        known: dict[str, Any] = dict(
+            id=job_id, token=token, task="t", queue="q", priority=0, payload="{}", envelope=Envelope(), key=None,
+            attempt=1, max_attempts=5, crashes=0, suspect=False, lease_ms=1000, lease_until=NOW + 1000, due_at=NOW,
+            created_at=NOW, keep_ms=9, batch_id=None, schedule=None, replay_count=0, cancel_requested_at=None,
+        )  # fmt: skip
+        return Claimed(**{**known, **more})
+
+    failed = Change(State.DEAD, error=Failure("E", "no", "traceback"))
+    sighting = Sighting(other, 3, NOW + 1000, 1000, "w")
+    terms = Terms("t", queue="q", lease_ms=1000)
+    return {
+        "enqueue": [
+            ops.enqueue(terms, [NewJob(plain, "{}"), NewJob(dead, "{}")], now=NOW),
+            ops.enqueue(terms, [NewJob(keyed, "{}", key="k")], now=NOW),
+        ],
+        "register": [ops.register("w", host="h", pid=1, queues=["q"], tasks=["t"], beat_ms=1, now=NOW)],
+        "workers": [ops.workers(now=NOW)],
+        "pause": [ops.pause("task", "t", by="a", why="b", until_ms=1, now=NOW)],
+        "paused": [ops.paused(now=NOW)],
+        "resume": [ops.resume("task", "t", by="a", why="b", now=NOW)],
+        "claim": [ops.claim("q", limit=3, token=1, worker="w", tasks=["t"], now=NOW)],
+        "recall": [ops.recall(1)],
+        "extend": [ops.extend([Held(plain, 1)], now=NOW)],
+        "progress": [ops.progress(Held(plain, 1), 50, "half")],
+        "heartbeat": [ops.heartbeat(Held(plain, 1), now=NOW)],
+        "finish": [
+            ops.finish([Finish(job(plain, 1), Change(State.SUCCEEDED, result="1"))], now=NOW),
+            ops.finish([Finish(job(dead, 1), failed), Finish(job(keyed, 1, key="k"), failed)], now=NOW),
+            ops.finish(
+                [Finish(job(plain, 1), Change(State.SUCCEEDED)), Finish(job(dead, 1), failed)], now=NOW
+            ),
+        ],
+        "release": [ops.release([job(plain, 1)], now=NOW)],
+        "snooze": [ops.snooze(job(plain, 1), 5, now=NOW)],
+        "expired_leases": [ops.expired_leases(now=NOW)],
+        "rescue": [ops.rescue([sighting], now=NOW + 1000)],
+        "promote": [ops.promote("q", now=NOW)],
+        "next_due": [ops.next_due("q")],
+        "expirable": [ops.expirable(now=NOW)],
+        "expire": [ops.expire([plain], now=NOW)],
+        "get": [ops.get(plain, now=NOW)],
+        "listing": [ops.listing(state=State.DEAD, task="t", queue="q", batch_id=other, since=1, error="e", now=NOW)],
+        "dead_list": [
+            ops.dead_list(task="t", queue="q", batch_id=other, error="e", since=1, until=2, partial=True, now=NOW)
+        ],
+        "dead_metrics": [ops.dead_metrics(now=NOW)],
+        "attempts": [ops.attempts(dead)],
+        "steps": [ops.steps(dead)],
+        "replay": [ops.replay([Replay(dead, new_id(), key="k2", payload="{}", force=True)], by="a", now=NOW)],
+        "cancel": [ops.cancel([plain], by="a", why="b", now=NOW)],
+        "resolve": [ops.resolve([dead], by="a", why="b", now=NOW)],
+        "purge": [ops.purge([dead], by="a", why="b", now=NOW)],
+        "events": [ops.events(job_id=dead, after=0)],
+        "prune": [ops.prune(what, now=NOW) for what in ops.PRUNABLE],
+        "leave": [ops.leave("w")],
+        "clock": [ops.clock()],
+    }  # fmt: skip
+
+
+def with_follow_ups(op: Op[Any]) -> Iterator[Op[Any]]:
+    """An operation, how it is asked again, and what it asks next."""
+    yield op
+    if op.again is not None:
+        yield op.again
+    further = op.follow({}) if op.follow else None
+    if further is not None:
+        yield further
+
+
+OPS = [one for made in every_op().values() for op in made for one in with_follow_ups(op)]
+
+
+def tables(sql: str) -> str:
+    """Strip comments and texts, so that only code is left."""
+    return re.sub(r"'[^']*'", "''", re.sub(r"--.*", "", sql))
+
+
+# Operations and sections
+
+
+def test_every_function_that_makes_an_operation_is_tested() -> None:
+    makers = {
+        name
+        for name, function in vars(ops).items()
+        if inspect.isfunction(function)
+        and function.__module__ == ops.__name__
+        and not name.startswith("_")
+        and str(function.__annotations__.get("return", "")).startswith("Op[")
+    }
+    assert set(every_op()) == makers
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_section_is_asked_by_an_operation_and_every_operations_sections_exist(
+    dialect: statements.Dialect,
+) -> None:
+    asked = {section for op in OPS for section in op.sections}
+    assert set(sections(dialect)) == asked | set(ASKED_ELSEWHERE)
+
+
+def test_the_tail_of_every_ending_is_whole_and_last_but_for_a_look() -> None:
+    for op in OPS:
+        if "ended_delete" in op.sections:
+            begin = op.sections.index("ended_key")
+            assert op.sections[begin : begin + len(ops.TAIL)] == ops.TAIL
+            assert len(op.sections[begin + len(ops.TAIL) :]) <= 1
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_an_operation_gives_what_its_statements_take_and_nothing_else(dialect: statements.Dialect) -> None:
+    for op in OPS:
+        taken = {
+            name
+            for section in op.sections
+            for statement in spell(dialect, section, "named")
+            for name in statement.parameters
+        }
+        assert taken <= set(op.params), op.name
+        assert set(op.params) - taken <= SHARED, op.name
+
+
+# Parity
+
+
+def test_both_dialects_have_the_same_sections() -> None:
+    assert list(sections("sqlite")) == list(sections("postgres"))
+
+
+def test_both_dialects_take_the_same_parameters_in_each_section() -> None:
+    for section in sections("sqlite"):
+        taken = [
+            {name for statement in spell(dialect, section, "named") for name in statement.parameters} - {"now"}
+            for dialect in DIALECTS
+        ]
+        assert taken[0] == taken[1], section
+
+
+def test_both_databases_answer_with_the_same_columns_each_named_once(tmp_path: Path, postgres_url: str) -> None:
+    """D1 answers with objects: of two columns that share a name, one would be lost."""
+    driver = SQLiteDriver(tmp_path / "duly.db")
+    driver.run(ops.clock())
+    lite = driver.connect()
+    post = psycopg.connect(postgres_url, autocommit=True)
+    asked = {section: op.params for op in OPS for section in op.sections} | ASKED_ELSEWHERE
+    answering = 0
+    try:
+        for section, params in asked.items():
+            columns: dict[str, list[list[str]]] = {}
+            for dialect, conn, style in (("sqlite", lite, "named"), ("postgres", post, "pyformat")):
+                cursors = [conn.execute(text.sql, params) for text in spell(dialect, section, style)]
+                columns[dialect] = [[column[0] for column in c.description] for c in cursors if c.description]
+                for cursor in cursors:
+                    cursor.close()
+            assert columns["sqlite"] == columns["postgres"], section
+            for names in columns["sqlite"]:
+                assert len(set(names)) == len(names), section
+                answering += 1
+    finally:
+        lite.close()
+        post.close()
+        driver.close()
+    assert answering > 25
+
+
+def test_both_databases_answer_every_operation_alike(tmp_path: Path, postgres_url: str) -> None:
+    answers = []
+    made = every_op()
+    for driver in (SQLiteDriver(tmp_path / "duly.db"), PostgresDriver(postgres_url)):
+        answers.append({name: [driver.run(op) for op in asked] for name, asked in made.items() if name != "clock"})
+        driver.close()
+    for name, answer in answers[0].items():
+        assert [same(one) for one in answer] == [same(one) for one in answers[1][name]], name
+
+
+def same(answer: Any) -> Any:
+    """An answer without the blanks that each database puts into JSON text in its own way."""
+    if isinstance(answer, list) and answer and isinstance(answer[0], Event):
+        return [replace(event, data=event.data and json.loads(event.data)) for event in answer]
+    return answer
+
+
+# How the SQL is written
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SQL)))
+def test_no_select_list_says_star(file: Path) -> None:
+    """A cached plan breaks on the next migration."""
+    code = tables(file.read_text("utf-8"))
+    stars = re.findall(r"(?:\b(?:select|returning|distinct|all)\s+|,\s*|\.)\*", code)
+    assert stars == []
+    assert re.search(r"(?:\b(?:select|returning)\s+|,\s*|\.)\*", "select a.* from a")  # the pattern can find one
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if "postgres" in file.parts], ids=lambda file: file.name)
+def test_every_table_on_postgres_is_written_with_its_schema(file: Path) -> None:
+    code = tables(file.read_text("utf-8"))
+    code = re.sub(r"create index \w+", "create index x", code)
+    code = re.sub(r"\bfor update of duly_\w+", "for update of x", code)  # there it is the name within the query
+    bare = re.findall(r"(?<![.\w])duly_\w+(?![\w.])", code)
+    assert bare == []
+    assert "duly.duly_" in code
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SQL)))
+def test_no_text_in_the_sql_holds_what_split_cuts_at(file: Path) -> None:
+    code = re.sub(r"--.*", "", file.read_text("utf-8"))
+    texts = re.findall(r"'[^']*'", code)
+    assert code.count("'") == 2 * len(texts)
+    assert not [text for text in texts if ";" in text or "--" in text]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_split_keeps_every_statement_whole(dialect: statements.Dialect) -> None:
+    for section, parts in sections(dialect).items():
+        assert parts, section
+        for part in parts:
+            assert re.match(r"(?:with|select|insert|update|delete)\b", part), section
+            assert part.count("(") == part.count(")"), section
+            assert "--" not in part
+            assert ";" not in part
+
+
+def test_split_drops_comments_and_what_is_empty() -> None:
+    text = "-- a; comment\nselect 1 -- with; more\n  from t;\n\n\n;\n  update t\n\n   set a = 1;\n-- the end"
+    assert split(text) == ("select 1 \n  from t", "update t\n   set a = 1")
+
+
+def test_no_cast_is_taken_for_a_parameter() -> None:
+    types = {"bigint", "int", "integer", "text", "uuid", "boolean", "json", "jsonb", "real", "regclass", "timestamptz"}
+    for section, parts in sections("postgres").items():
+        named = spell("postgres", section, "named")
+        assert not types & {name for statement in named for name in statement.parameters}, section
+        for part, statement in zip(parts, spell("postgres", section, "pyformat"), strict=True):
+            assert len(re.findall("::", part)) <= len(re.findall("::", statement.sql)), section
+            assert not re.search(r"(?<![:\w]):[a-z]", statement.sql), section
+
+
+def test_a_parameter_is_spelled_as_each_driver_wants_it() -> None:
+    (named,) = spell("sqlite", "progress", "named")
+    (numbered,) = spell("sqlite", "progress", "numbered")
+    (pyformat,) = spell("postgres", "progress", "pyformat")
+    (dollar,) = spell("postgres", "progress", "dollar")
+    names = ("progress", "message", "id", "token")
+    assert named.parameters == numbered.parameters == pyformat.parameters == dollar.parameters == names
+    assert "progress = :progress, progress_message = :message" in named.sql
+    assert "progress = ?1, progress_message = ?2" in numbered.sql
+    assert "progress = %(progress)s::real, progress_message = %(message)s::text" in pyformat.sql
+    assert "progress = $1::real, progress_message = $2::text" in dollar.sql
+
+
+def test_a_moment_that_is_bound_replaces_the_databases_clock(tmp_path: Path, postgres_url: str) -> None:
+    for driver in (SQLiteDriver(tmp_path / "duly.db"), PostgresDriver(postgres_url)):
+        assert driver.run(Op("clock", ("clock",), {"now": 5}, lambda rows: rows[0][0], writes=False)) == 5
+        assert abs(driver.run(ops.clock()) - _python_clock()) < 60_000
+        driver.close()
+
+
+def _python_clock() -> int:
+    import time
+
+    return time.time_ns() // 1_000_000
+
+
+# Another schema
+
+
+@pytest.mark.parametrize("schema", ['we"ird-x', "Per%cent s", "select"])
+def test_any_schema_name_works_from_migration_to_operation(postgres: Any, schema: str) -> None:
+    url = postgres.new_database()
+    store = PostgresStore(url, schema=schema)
+    try:
+        with pytest.raises(SchemaMismatch, match="duly migrate"):
+            store.run(ops.clock())
+        bring_up_to_date(url, schema=schema)
+        assert bring_up_to_date(url, schema=schema) == ()
+        for asked in every_op().values():
+            for op in asked:
+                store.run(op)
+        (job_id,) = store.enqueue()
+        store.succeed(store.claim()[0], "1")
+        assert store.get(job_id).result == 1
+        with psycopg.connect(url) as conn:
+            found = conn.execute(
+                "select distinct schemaname from pg_tables where tablename like %s", ["duly%"]
+            ).fetchall()
+        assert found == [(schema,)]
+    finally:
+        store.close()
+        postgres.drop(url)
+
+
+def test_two_schemas_in_one_database_do_not_see_each_other(postgres_url: str) -> None:
+    bring_up_to_date(postgres_url, schema="second")
+    one, two = PostgresStore(postgres_url), PostgresStore(postgres_url, schema="second")
+    (job_id,) = one.enqueue()
+    assert two.claim() == []
+    assert two.get(job_id) is None
+    assert len(one.claim()) == 1
+    one.close()
+    two.close()
+
+
+def test_a_section_that_is_defined_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sqlite").mkdir()
+    for name in ("a.sql", "b.sql"):
+        (tmp_path / "sqlite" / name).write_text("-- name: claim\nselect 1;\n")
+    monkeypatch.setattr(statements, "files", lambda package: tmp_path)
+    with pytest.raises(ValueError, match="'claim' is defined twice"):
+        sections.__wrapped__("sqlite")
+
+
+def test_the_sqlite_of_this_machine_is_new_enough() -> None:
+    assert sqlite3.sqlite_version_info >= (3, 38)

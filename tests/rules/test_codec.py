@@ -1,0 +1,562 @@
+"""Values as JSON text and back, arguments of handlers, errors as texts: J03, J04, J25, R04."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import json
+import os
+import subprocess
+import sys
+import uuid
+from typing import Annotated, Any
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duly import codec
+from duly.errors import BadArguments, ConfigError, PayloadError, PayloadTooLarge
+
+# Every character, lone surrogates and NUL and our own mark among them.
+ANY_TEXT = st.text(st.characters(codec=None) | st.sampled_from('\x00\udc80\ud83d\ude00␛\\u0a"'), max_size=12)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Point(msgspec.Struct):
+    x: int
+    label: str = ""
+
+
+@dataclasses.dataclass
+class Line:
+    name: str
+    price: decimal.Decimal
+    tags: set[str] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass
+class Order:
+    id: uuid.UUID
+    lines: list[Line]
+    due: dt.date | None = None
+    at: Point | None = None
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    born: dt.date | None = None
+    home_town: str = pydantic.Field("", alias="homeTown")
+
+
+class Strict(pydantic.BaseModel, strict=True):
+    when: dt.datetime
+    level: Level
+
+
+class Unwilling(pydantic.BaseModel):
+    def model_dump(self, **options: Any) -> Any:
+        raise RuntimeError("no")
+
+
+class Opaque:
+    pass
+
+
+ZONES = st.integers(-23 * 60, 23 * 60).map(lambda minutes: dt.timezone(dt.timedelta(minutes=minutes)))
+LINES = st.builds(Line, ANY_TEXT, st.decimals(allow_nan=False), st.sets(ANY_TEXT, max_size=3))
+TYPED = st.one_of(
+    *(
+        values.map(lambda value, hint=hint: (value, hint))
+        for hint, values in [
+            (dt.datetime, st.datetimes(timezones=st.none() | ZONES)),
+            (dt.date, st.dates()),
+            (dt.time, st.times()),
+            (dt.timedelta, st.timedeltas()),
+            (decimal.Decimal, st.decimals(allow_nan=False)),
+            (uuid.UUID, st.uuids()),
+            (bytes, st.binary(max_size=20)),
+            (str, ANY_TEXT),
+            (float, st.floats(allow_nan=False, allow_infinity=False)),
+            (int, st.integers(-(2**100), 2**100)),
+            (Colour, st.just(Colour.RED)),
+            (Level, st.just(Level.HIGH)),
+            (set[str], st.sets(ANY_TEXT, max_size=4)),
+            (tuple[int, str], st.tuples(st.integers(), ANY_TEXT)),
+            (dict[int, str], st.dictionaries(st.integers(), ANY_TEXT, max_size=3)),
+            (dict[dt.date, list[bytes]], st.dictionaries(st.dates(), st.lists(st.binary()), max_size=3)),
+            (Order, st.builds(Order, st.uuids(), st.lists(LINES, max_size=3), st.none() | st.dates())),
+            (list[Point | None], st.lists(st.none() | st.builds(Point, st.integers(), ANY_TEXT), max_size=3)),
+            (
+                Person,
+                st.builds(lambda n, b: Person(name=n, born=b, homeTown=n), st.text(), st.none() | st.dates()),
+            ),
+        ]
+    )
+)
+
+
+@settings(max_examples=300)
+@given(TYPED)
+def test_what_is_encoded_comes_back_the_same(pair):
+    value, hint = pair
+    text = codec.encode(value)
+    assert codec.decode(text, hint) == value
+    assert codec.decode(codec.encode([value, None]), list[hint | None]) == [value, None]
+
+
+@settings(max_examples=200)
+@given(
+    st.recursive(
+        ANY_TEXT | st.none() | st.integers(),
+        lambda i: st.lists(i, max_size=3) | st.dictionaries(ANY_TEXT, i, max_size=3),
+    )
+)
+def test_j25_a_payload_holds_nothing_a_database_refuses_and_is_plain_json(value):
+    text = codec.encode(value)
+    text.encode()
+    assert "\x00" not in text
+    assert "\\u0000" not in text.replace("\\\\", "")
+    assert "\\ud" not in text.replace("\\\\", "")
+    json.loads(text)
+    assert codec.decode(text, Any) == value
+
+
+def test_a_text_without_odd_characters_is_stored_as_it_is():
+    assert codec.encode({"a": "é\\u0000"}) == '{"a":"é\\\\u0000"}'
+    assert codec.encode("a\x00") == '"a␛0000"'
+    assert codec.encode("␛") == '"␛241b"'
+
+
+def test_text_that_others_wrote_is_read_too():
+    assert codec.decode('"a\\u0000"', str) == "a\x00"
+    assert codec.decode('"␛ and ␛zz"', str) == "␛ and ␛zz"
+
+
+def test_models_are_stored_by_alias_so_that_they_read_back():
+    assert codec.encode(Person(name="A", homeTown="B")) == '{"name":"A","born":null,"homeTown":"B"}'
+    strict = Strict(when=dt.datetime(2026, 1, 2, tzinfo=dt.UTC), level=Level.HIGH)
+    assert codec.decode(codec.encode([strict]), list[Strict]) == [strict]
+
+
+def test_subclasses_of_plain_types_are_stored_as_plain():
+    made = [type(kind.__name__, (kind,), {})(value) for kind, value in ((str, "a"), (int, 1), (float, 1.5))]
+    assert codec.encode(made) == '["a",1,1.5]'
+
+
+LOOP: list[Any] = [1]
+LOOP.append({"back": LOOP})
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = [None]
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (float("nan"), "the value is nan"),
+        ({"a": [1, {"b": float("inf")}]}, "a[1].b is inf"),
+        (Line("x", float("-inf")), "price is -inf"),
+        ({"p": Person.model_construct(name=float("nan"))}, "p.name is nan"),
+        (Unwilling(), "the value cannot be stored: no"),
+        (Opaque(), "the value is of type Opaque"),
+        ({"orders": [Order(Opaque(), [])]}, "orders[0].id is of type Opaque"),
+        ([Point(Opaque())], "[0].x is of type Opaque"),
+        ({"a b": {3: Opaque()}}, "['a b'][3] is of type Opaque"),
+        ({"a": {(1, 2): 3}}, "a has a key of type tuple"),
+        ({None: 3}, "the value has a key of type NoneType"),
+        ({"a": (n for n in [1])}, "a is of type generator"),
+        ({"x": LOOP}, "x[1].back refers to itself"),
+        (nested(20_000), "the value is nested too deeply"),
+        ({"a": "\udc80", "b": Opaque()}, "b is of type Opaque"),
+        ({"a": "\x00", "b": float("nan")}, "b is nan"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_with_its_path(value, said):
+    with pytest.raises(PayloadError) as refused:
+        codec.encode(value)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize("depth", range(0, 1_200, 25))
+def test_data_of_any_depth_is_stored_or_refused(depth):
+    try:
+        text = codec.encode(nested(depth))
+    except PayloadError as error:
+        refused = str(error)
+        assert "too deeply" in refused
+    else:
+        assert codec.decode(text, Any) == nested(depth)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint", "said"),
+    [
+        ('"1"', int, "cannot read this as int: `$`: expected `int`, got `str`"),
+        ('[{"x":1},{"x":"a"}]', list[Point], "`$[1].x`: expected `int`"),
+        ('["␛0000",{"x":"a"}]', list[Point | str], "`$[1].x`: expected `int`"),
+        ('[{"name":5}]', list[Person], "`$[0]`: expected `Person`, got name: "),
+        ("1", Opaque, "Opaque"),
+        ("{", dict, "truncated"),
+        ("[" * 20_000 + "]" * 20_000, Any, "deep"),
+    ],
+)
+def test_what_does_not_read_as_asked_is_refused_with_path_and_type(text, hint, said):
+    with pytest.raises(BadArguments) as refused:
+        codec.decode(text, hint)
+    assert said in str(refused.value)
+
+
+def every_kind(
+    a: int, /, b: dt.date, *rest: Line, c: str = "c", d: Any = None, **more: decimal.Decimal
+) -> Order:
+    raise NotImplementedError
+
+
+def send(order_id: int, email: str, when: dt.date | None = None) -> str:
+    raise NotImplementedError
+
+
+def plain(a, b=2):
+    raise NotImplementedError
+
+
+def with_ctx(ctx: Unknown, n: int) -> Nowhere:  # noqa: F821
+    raise NotImplementedError
+
+
+SEND = codec.signature_codec(send)
+EVERY = codec.signature_codec(every_kind)
+
+
+def test_j03_a_call_is_stored_by_name_however_it_was_written():
+    text = '{"order_id":42,"email":"a@b.c"}'
+    assert SEND.encode_call((42, "a@b.c"), {}) == text
+    assert SEND.encode_call((42,), {"email": "a@b.c"}) == text
+    assert json.loads(SEND.encode_call((), {"email": "a@b.c", "order_id": 42})) == json.loads(text)
+    assert SEND.decode_call(text) == ([], {"order_id": 42, "email": "a@b.c"})
+
+
+def test_j03_dates_given_as_text_are_taken_as_json_has_them():
+    text = SEND.encode_call((1, "a", "2026-01-02"), {})
+    assert SEND.decode_call(text)[1]["when"] == dt.date(2026, 1, 2)
+
+
+@settings(max_examples=100)
+@given(
+    st.integers(),
+    st.dates(),
+    st.lists(LINES, max_size=2),
+    st.dictionaries(st.sampled_from("cxyz"), st.decimals(allow_nan=False), max_size=3),
+    ANY_TEXT,
+)
+def test_j03_every_kind_of_parameter_comes_back_as_it_was_given(a, b, rest, more, c):
+    kwargs = {**more, "c": c}
+    args, named = EVERY.decode_call(EVERY.encode_call((a, b, *rest), kwargs))
+    bound = EVERY.signature.bind(*args, **named)
+    assert bound == EVERY.signature.bind(a, b, *rest, **kwargs)
+    assert EVERY.arguments((a, b, *rest), kwargs) == {
+        "a": a,
+        "b": b,
+        "rest": tuple(rest),
+        "d": None,
+        **kwargs,
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ((42,), {}, "missing a required argument: 'email'"),
+        ((), {}, "missing a required argument: 'order_id'"),
+        ((1, "a", None, 4), {}, "too many positional arguments"),
+        ((1, "a"), {"order_id": 1}, "multiple values for argument 'order_id'"),
+        ((1, "a"), {"whne": None}, "instead of `whne` did you mean `when`?"),
+        (("42", "a"), {}, "argument `order_id`: expected `int`, got `str` (`order_id` is int)"),
+        ((1, None), {}, "argument `email`: expected `str`, got `null`"),
+        ((True, "a"), {}, "argument `order_id`: expected `int`, got `bool`"),
+        ((1, "a", "soon"), {}, "argument `when`: invalid"),
+        ((1, b"a"), {}, "argument `email`: expected `str`, got `bytes`"),
+        ((1, dt.date(2026, 1, 2)), {}, "argument `email`: expected `str`, got `date`"),
+        ((1, uuid.UUID(int=1)), {}, "argument `email`: expected `str`, got `uuid`"),
+        ((1, decimal.Decimal(1)), {}, "argument `email`: expected `str`, got `decimal`"),
+        ((1, Opaque()), {}, "email is of type Opaque"),
+        ((float("nan"), "a"), {}, "order_id is nan"),
+        ((1, "a", dt.datetime(2026, 1, 2)), {}, "argument `when`"),
+    ],
+)
+def test_j03_wrong_arguments_are_refused_with_the_path_and_the_type(args, kwargs, said):
+    with pytest.raises(BadArguments) as refused:
+        SEND.encode_call(args, kwargs)
+    assert said in str(refused.value)
+    assert str(refused.value).startswith("send")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ((1, "2026-01-02", {"name": "x", "price": "1"}, {"name": "x", "price": "y"}), {}, "`rest[1].price`"),
+        ((1, "2026-01-02"), {"x": "y"}, "`x`"),
+        ((1, "2026-01-02", Line(5, 1)), {}, "`rest[0].name`: expected `str`, got `int`"),
+        ((1, "2026-01-02"), {"a": 1}, "`a` in `**more` names another parameter"),
+        ((1, "2026-01-02"), {"rest": 1}, "`rest` in `**more` names another parameter"),
+    ],
+)
+def test_j03_the_path_leads_into_starred_arguments(args, kwargs, said):
+    with pytest.raises(BadArguments) as refused:
+        EVERY.encode_call(args, kwargs)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "not a JSON object"),
+        ('{"order_id":1', "not a JSON object"),
+        ('{"order_id":1}', "argument `email` (str) is missing"),
+        ('{"order_id":1,"email":"a","whn":1}', "no argument `whn`; instead of `whn` did you mean `when`?"),
+        ('{"order_id":"1","email":"a"}', "`order_id`: expected `int`, got `str`"),
+    ],
+)
+def test_u01_a_payload_that_no_longer_fits_is_refused_on_reading(text, said):
+    with pytest.raises(BadArguments) as refused:
+        SEND.decode_call(text)
+    assert said in str(refused.value)
+
+
+def test_a_default_is_left_to_the_handler_that_runs():
+    assert codec.signature_codec(plain).encode_call((1,), {}) == '{"a":1}'
+    assert codec.signature_codec(plain).arguments((1,), {}) == {"a": 1, "b": 2}
+    assert EVERY.decode_call('{"a":1,"b":"2026-01-02"}') == ([1], {"b": dt.date(2026, 1, 2)})
+
+
+def test_without_annotations_plain_json_comes_back():
+    text = codec.signature_codec(plain).encode_call((Line("x", decimal.Decimal("1.5")), {1}), {})
+    assert codec.signature_codec(plain).decode_call(text)[1] == {
+        "a": {"name": "x", "price": "1.5", "tags": []},
+        "b": [1],
+    }
+
+
+def test_models_and_dataclasses_come_back_as_such_and_nested_mistakes_are_found():
+    def handler(who: Person, order: Order | None = None) -> None: ...
+
+    made = codec.signature_codec(handler)
+    person, order = Person(name="A\x00"), Order(uuid.UUID(int=1), [Line("␛", decimal.Decimal(1), {"t"})])
+    assert made.decode_call(made.encode_call((person, order), {})) == ([], {"who": person, "order": order})
+    assert made.decode_call(made.encode_call(({"name": "A"},), {}))[1] == {"who": Person(name="A")}
+    with pytest.raises(BadArguments, match=r"`who`: expected `Person`, got name: "):
+        made.encode_call(({"name": 5},), {})
+
+
+def test_j03_a_value_is_never_quoted_in_a_refusal():
+    with pytest.raises(BadArguments) as refused:
+        SEND.encode_call(("geheim", "geheim"), {})
+    assert "geheim" not in str(refused.value)
+
+
+def test_the_context_parameter_is_left_out_and_never_resolved():
+    made = codec.signature_codec(with_ctx, skip_first=True)
+    assert made.decode_call(made.encode_call((5,), {})) == ([], {"n": 5})
+    with pytest.raises(ConfigError, match="ctx"):
+        codec.signature_codec(with_ctx)
+
+
+def test_a_nested_handler_may_name_itself_and_what_is_around_it():
+    class Local(msgspec.Struct):
+        n: int
+
+    def decorated(handler: Any) -> Any:
+        return codec.signature_codec(handler)
+
+    @decorated
+    def again(value: Local) -> Any:
+        return again, Local
+
+    assert again.decode_call('{"value":{"n":1}}') == ([], {"value": Local(1)})
+
+
+def test_annotations_with_limits_are_kept():
+    def handler(n: Annotated[int, msgspec.Meta(ge=1)]) -> None: ...
+
+    with pytest.raises(BadArguments, match=">= 1"):
+        codec.signature_codec(handler).encode_call((0,), {})
+
+
+def test_an_annotation_that_json_cannot_serve_is_refused_at_definition():
+    def handler(a: int, b: dt.date | uuid.UUID) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"handler: parameter `b`"):
+        codec.signature_codec(handler)
+
+
+def test_the_result_is_read_by_the_handlers_annotation():
+    assert codec.result_type(every_kind) is Order
+    assert codec.result_type(plain) is Any
+    assert codec.result_type(with_ctx) is Any
+
+
+def test_k05_a_set_with_odd_characters_is_sorted_too():
+    names = {f"{n}\x00" for n in range(9)}
+    assert json.loads(codec.encode(names, sets=True)) == [f"{n}␛0000" for n in range(9)]
+
+
+def test_k05_a_set_is_stored_in_the_same_order_by_every_process():
+    code = (
+        "from duly.codec import signature_codec\n"
+        "def handler(names: frozenset[str]): ...\n"
+        "print(signature_codec(handler).encode_call(({'a', 'b', 'c', 'd', 'e', 'f'},), {}))"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert texts == {'{"names":["a","b","c","d","e","f"]}\n'}
+
+
+def test_j04_a_payload_over_96_000_bytes_is_refused_with_size_limit_task_and_remedy():
+    codec.check_size("x" * 96_000, "send")
+    codec.check_size("é" * 48_000, "send")
+    with pytest.raises(PayloadTooLarge, match=r"send: .*96,002 bytes.*96,000.*blob store"):
+        codec.check_size("é" * 48_001, "send")
+
+
+@given(ANY_TEXT, st.text(max_size=300), st.integers(-5, 200))
+def test_r04_a_clipped_text_is_within_its_limit_and_valid(odd, text, limit):
+    for each in (text, text + odd, odd * 20):
+        clipped = codec.clip(each, limit)
+        assert len(clipped.encode()) <= max(limit, 0)
+        if len(each.encode("utf-8", "backslashreplace")) <= limit:
+            assert clipped == each.encode("utf-8", "backslashreplace").decode()
+
+
+def test_r04_head_and_tail_are_kept_and_the_cut_is_counted():
+    text = "head " + "é" * 10_000 + " tail"
+    clipped = codec.clip(text, 1_000)
+    head, said, tail = clipped.partition("… ")
+    count, _, tail = tail.partition(" bytes cut …")
+    assert said
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert len(head.encode()) + len(tail.encode()) + int(count) == len(text.encode())
+    assert 990 <= len(clipped.encode()) <= 1_000
+    assert abs(len(head) - len(tail)) <= 5
+
+
+@given(ANY_TEXT)
+def test_r04_escaped_text_can_be_stored_and_is_otherwise_the_same(text):
+    escaped = codec.escape_text(text)
+    escaped.encode()
+    assert "\x00" not in escaped
+    if escaped == text:
+        text.encode()
+    assert codec.escape_text(escaped) == escaped
+
+
+def test_r04_nul_and_lone_surrogates_are_made_visible():
+    assert codec.escape_text("a\x00b\udc80é") == "a\\u0000b\\udc80é"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_r04_an_error_is_described_by_class_message_and_traceback():
+    failure = codec.describe(raised(ValueError("bad\x00")))
+    assert (failure.kind, failure.message) == ("ValueError", "bad\\u0000")
+    assert "in raised" in failure.traceback
+    assert failure.traceback.rstrip().endswith("ValueError: bad\\u0000")
+    assert codec.describe(ConfigError("x")).kind == "duly.errors.ConfigError"
+    assert codec.describe(Mute()).kind == f"{__name__}.Mute"
+
+
+def test_r04_a_huge_error_keeps_head_and_tail_within_8_and_32_kilobytes():
+    failure = codec.describe(raised(ValueError("<" + "\x00é" * 1_000_000 + ">")))
+    assert len(failure.message.encode()) <= 8_192
+    assert len(failure.traceback.encode()) <= 32_768
+    assert failure.message.startswith("<")
+    assert failure.message.endswith(">")
+    assert "bytes cut" in failure.message
+    assert failure.traceback.startswith("Traceback")
+
+
+def endless(n: int) -> int:
+    return endless(n + 1) + 1
+
+
+def deep_recursion() -> BaseException:
+    try:
+        endless(0)
+    except RecursionError as error:
+        return error
+    raise AssertionError
+
+
+def circle() -> BaseException:
+    one, two = ValueError("one"), KeyError("two")
+    one.__cause__, two.__cause__ = two, one
+    return raised(one)
+
+
+def chain() -> BaseException:
+    error = ValueError("first")
+    for n in range(2_000):
+        later = ValueError(n)
+        later.__cause__ = error
+        error = later
+    return error
+
+
+def groups() -> BaseException:
+    error: Exception = ValueError("inner")
+    for _ in range(3_000):
+        error = ExceptionGroup("outer", [error])
+    return error
+
+
+def noted() -> BaseException:
+    error = ValueError("noted")
+    error.__notes__ = 5  # type: ignore[assignment]
+    return error
+
+
+@pytest.mark.parametrize("make", [Mute, deep_recursion, circle, chain, groups, noted, KeyboardInterrupt])
+def test_r04_whatever_the_error_does_it_is_described(make):
+    failure = codec.describe(make())
+    assert failure.kind
+    assert len(failure.message.encode()) <= 8_192
+    assert failure.traceback is not None
+    assert len(failure.traceback.encode()) <= 32_768
+
+
+def test_r04_an_error_that_cannot_say_its_message_says_why():
+    assert codec.describe(Mute()).message == "<no text: asking for it raised RuntimeError>"
