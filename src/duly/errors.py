@@ -12,7 +12,7 @@ DulyError
 │   ├── JobTimeout         the handler ran longer than its timeout
 │   ├── ResultExpired      it succeeded, but the result is no longer kept
 │   ├── LeaseLost          another worker owns this job now; nothing was written
-│   ├── NotReplayable      only dead and partial jobs are replayed, others only by force
+│   ├── NotReplayable      only what is dead, partial or cancelled is replayed, a success only by force
 │   └── TransitionRefused  no arrow leads from the job's state to the one asked for
 ├── KeyConflict            the key is taken by a job with another payload (`.existing_id`)
 ├── QueueFull              the queue has reached its depth limit

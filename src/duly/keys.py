@@ -84,6 +84,11 @@ class Ids:
         return int.from_bytes(self._randomness(10), "big") & ((1 << (_RANDOM_BITS - 1)) - 1)
 
 
+def new_token() -> int:
+    """Make the token of a claim: 53 random bits, which every store keeps exactly, and never 0."""
+    return (int.from_bytes(os.urandom(7), "big") >> 3) or 1
+
+
 def fingerprint(payload: str) -> str:
     """Hash JSON text so that the order of keys does not matter."""
     canonical = msgspec.json.encode(msgspec.json.decode(payload), order="sorted")

@@ -593,9 +593,7 @@ def test_j26_only_the_arrows_of_the_lifecycle_exist(store: Store, start: State) 
             assert store.snapshot() == before, f"{start} -> {end} by {op.name}"
 
 
-@pytest.mark.parametrize(
-    "end", [end for end in State if end in ARROWS[State.RUNNING] - {State.READY}]
-)
+@pytest.mark.parametrize("end", [end for end in State if end in ARROWS[State.RUNNING] - {State.READY}])
 def test_j26_the_arrows_of_a_running_job_do_exist(store: Store, end: State) -> None:
     [job_id] = store.enqueue()
     [job] = store.claim(1)
@@ -700,7 +698,8 @@ def test_j28_a_process_whose_clock_is_an_hour_fast_changes_nothing(
 def every_op(now: int | None) -> list[Op[Any]]:
     """One of each operation there is."""
     job = Claimed(
-        new_id(), 1, "work", "default", 0, "1", Envelope(), None, 1, 5, 0, False, 30_000, 7, 7, 7, 7, None, None, 0, None
+        new_id(), 1, "work", "default", 0, "1", Envelope(), None, 1, 5, 0, False, 30_000, 7, 7, 7, 7, None, None, 0,
+        None,
     )  # fmt: skip
     made: dict[str, Op[Any]] = {
         "enqueue": ops.enqueue(Terms("work"), [NewJob(job.id, "1")], now=now),

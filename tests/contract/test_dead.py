@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 
 from duly import keys
 from duly.model import Change, DeadFigure, Envelope, Event, Failure, NewJob, Replayed, State, Terms
 from duly.store import ops
+from duly.store.driver import Point
 from duly.store.ops import Replay
-from tests.contract.stores import Store, new_id
+from tests.contract.stores import PostgresStore, Store, new_id
 
 DAY = 86_400_000
 
@@ -119,7 +122,7 @@ def test_r04_a_dead_job_keeps_payload_envelope_steps_and_attempts_for_ever(store
     assert (step.name, step.state, step.result) == ("charge", "done", '{"id":9}')
 
 
-# R05: replay
+# R05: a dead job is replayed
 
 
 def test_r05_a_replay_is_a_new_job_with_the_payload_and_no_attempt(store: Store) -> None:
@@ -323,6 +326,32 @@ def test_r05_keyed_replays_of_one_job_at_the_same_time_make_one_job(store: Store
         answers = list(threads.map(lambda _: replay(store, old), range(12)))
     assert len({answer.new_id for answer in answers}) == 1
     assert [claimed.id for claimed in store.claim(20)] == [answers[0].new_id]
+
+
+def test_r05_a_replay_that_begins_before_the_first_has_committed_waits_for_it(postgres_url: str) -> None:
+    store, first = PostgresStore(postgres_url), PostgresStore(postgres_url)
+    (old,) = store.dead()
+    answers: list[Replayed] = []
+    second = threading.Thread(target=lambda: answers.append(replay(store, old)))
+
+    def begin_the_second(point: Point) -> None:
+        if point.moment == "before" and point.section == "commit":
+            second.start()
+            while second.is_alive() and not waits_for_a_lock(postgres_url):
+                pass
+
+    first.driver.hook = begin_the_second
+    new = replayed(first, old)
+    second.join()
+    assert [(answer.new_id, answer.first) for answer in answers] == [(new, False)]
+    assert [job.id for job in store.claim(5)] == [new]
+    store.close()
+    first.close()
+
+
+def waits_for_a_lock(url: str) -> bool:
+    with psycopg.connect(url) as conn:
+        return conn.execute("select 1 from pg_locks where not granted").fetchone() is not None
 
 
 @pytest.mark.parametrize("state", ["ready", "running", "unknown"])

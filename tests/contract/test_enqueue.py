@@ -27,18 +27,6 @@ def names_and_states(store: Store) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def no_loss(store: Store) -> Iterator[None]:
-    """Let every answer of D1 arrive, where a lost one is not what the test is about."""
-    if isinstance(store, D1Store):
-        before = store.database.lose
-        store.lose(None)
-        yield
-        store.lose(before)
-    else:
-        yield
-
-
-@contextmanager
 def next_answer_lost(store: Store, op: str, *, meanwhile: Callable[[], None] | None = None) -> Iterator[list[str]]:
     """Lose the answer of the next `op`, after its commit; `meanwhile` happens before it is asked again."""
     lost: list[str] = []
@@ -76,15 +64,6 @@ def next_answer_lost(store: Store, op: str, *, meanwhile: Callable[[], None] | N
     store.driver.hook = hook
     yield lost
     store.driver.hook = None
-
-
-def twin_of(store: Store) -> Store:
-    """A second driver on the same database, as another process would have."""
-    if isinstance(store, SQLiteStore):
-        return SQLiteStore(store.path)
-    if isinstance(store, PostgresStore):
-        return PostgresStore(store.url)
-    raise TypeError(store.kind)
 
 
 # J01

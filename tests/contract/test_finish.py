@@ -153,7 +153,8 @@ def test_j22_success_with_keep_0_leaves_nothing_behind(store: Store) -> None:
     [job] = store.claim(1)
     store.retry(job, after_ms=0)
     store.query(
-        "insert into duly_step (job_id, name, kind, state, created_at, changed_at) values (?, 's', 'step', 'done', 1, 1)",
+        "insert into duly_step (job_id, name, kind, state, created_at, changed_at)"
+        " values (?, 's', 'step', 'done', 1, 1)",
         job.id,
     )
     [again] = store.claim(1)

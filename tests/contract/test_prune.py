@@ -57,7 +57,7 @@ def impatient(postgres_url: str) -> Iterator[PostgresStore]:
     made.close()
 
 
-# J20: results
+# J20: how long results are kept
 
 
 def test_j20_a_result_is_hidden_from_the_moment_its_time_is_over(store: Store) -> None:
@@ -195,7 +195,8 @@ def test_j22_a_row_takes_its_attempts_and_steps_along_and_no_others(store: Store
         store.now += 500
     for job_id in (old, young, live):
         store.query(
-            "insert into duly_step (job_id, name, kind, state, created_at, changed_at) values (?, 's', 'step', 'done', 1, 1)",
+            "insert into duly_step (job_id, name, kind, state, created_at, changed_at) "
+            "values (?, 's', 'step', 'done', 1, 1)",
             job_id,
         )
     store.now += 400
@@ -231,8 +232,8 @@ def fill(store: Store, what: str, number: int, at: int) -> None:
             for one in range(number):
                 store.query(
                     "insert into duly_done (id, task, queue, priority, state, attempt, max_attempts, crashes, "
-                    "created_at, lease_ms, finished_at, keep_ms, result_ttl_ms, prune_at, replay_count, payload, result) "
-                    "values (?, 't', 'q', 0, 'succeeded', 1, 1, 0, 1, 1, ?, ?, ?, ?, 0, '{}', '1')",
+                    "created_at, lease_ms, finished_at, keep_ms, result_ttl_ms, prune_at, replay_count, payload, "
+                    "result) values (?, 't', 'q', 0, 'succeeded', 1, 1, 0, 1, 1, ?, ?, ?, ?, 0, '{}', '1')",
                     *(new_id(), at + one, 1000 * DAY, 7 * DAY, at + one + 7 * DAY),
                 )
         case "done":
@@ -256,7 +257,9 @@ def fill(store: Store, what: str, number: int, at: int) -> None:
         case "fires":
             for one in range(number):
                 store.query(
-                    "insert into duly_fire (schedule, due_at, outcome, at) values (?, 1, 'fired', ?)", new_id(), at + one
+                    "insert into duly_fire (schedule, due_at, outcome, at) values (?, 1, 'fired', ?)",
+                    new_id(),
+                    at + one,
                 )
         case "batches":
             for one in range(number):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import datetime
 import json
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,6 @@ from tests.contract.stores import NOW, D1Store, Store, held, new_id
 
 def listed(store: Store, **filters: Any) -> list[str]:
     return [job.id for job in store.run(ops.listing(now=store.now, **filters))]
-
-
-def id_before(job_id: str) -> str:
-    return str(uuid.UUID(int=uuid.UUID(job_id).int - 1))
 
 
 def add_batch(store: Store, size: int) -> str:
@@ -112,7 +107,11 @@ def test_each_state_can_be_listed(store: Store) -> None:
 
 def test_lists_are_filtered_by_task_queue_batch_time_and_error(store: Store) -> None:
     batch = add_batch(store, 2)
-    kinds: dict[str, dict[str, Any]] = {"task": {"task": "other"}, "queue": {"queue": "q"}, "batch": {"batch_id": batch}}
+    kinds: dict[str, dict[str, Any]] = {
+        "task": {"task": "other"},
+        "queue": {"queue": "q"},
+        "batch": {"batch_id": batch},
+    }
     live, finished = {}, {}
     for name, terms in kinds.items():
         (finished[name],) = store.enqueue(**terms)
@@ -143,11 +142,11 @@ def test_pages_by_id_leave_no_gap_and_show_nothing_twice(store: Store) -> None:
         elif number % 2:
             store.retry(job)
     seen: list[str] = []
-    last = ops.LAST_ID
-    while page := listed(store, limit=6, last=last):
+    before = None
+    while page := listed(store, limit=6, before=before):
         assert len(page) <= 6
         seen += page
-        last = id_before(page[-1])
+        before = page[-1]
         store.enqueue()  # what comes meanwhile is newer, and disturbs no page
     assert seen == ids[::-1]
 
@@ -159,7 +158,7 @@ def test_a_page_with_a_filter_is_as_full_as_it_can_be(store: Store) -> None:
             store.succeed(job)
     running = ids[::2][::-1]
     assert listed(store, state=State.RUNNING, limit=4) == running[:4]
-    assert listed(store, state=State.RUNNING, limit=4, last=id_before(running[3])) == running[4:]
+    assert listed(store, state=State.RUNNING, limit=4, before=running[3]) == running[4:]
 
 
 def test_a_job_that_ends_between_two_pages_is_shown_once(store: Store) -> None:
@@ -167,7 +166,7 @@ def test_a_job_that_ends_between_two_pages_is_shown_once(store: Store) -> None:
     first = listed(store, limit=3)
     for job in store.claim(6):
         store.succeed(job)
-    assert first + listed(store, limit=3, last=id_before(first[-1])) == ids[::-1]
+    assert first + listed(store, limit=3, before=first[-1]) == ids[::-1]
 
 
 # Attempts, steps, events
@@ -218,9 +217,7 @@ def test_events_are_read_oldest_first_in_pages_and_for_one_job(store: Store) -> 
 
 def test_workers_say_what_they_know_and_who_is_alive(store: Store) -> None:
     for name in ("a", "b"):
-        store.run(
-            ops.register(name, host="h", pid=7, queues=["q", "p"], tasks=["t", "s"], beat_ms=1000, now=store.now)
-        )
+        store.run(ops.register(name, host="h", pid=7, queues=["q", "p"], tasks=["t", "s"], beat_ms=1000, now=store.now))
         store.now += 1
     store.now += 1999
     store.run(ops.register("b", host="h", pid=7, queues=["q"], tasks=["u"], beat_ms=1000, now=store.now))
@@ -283,9 +280,7 @@ def test_j25_every_view_has_rows_with_readable_times(store: Store) -> None:
     store.run(ops.enqueue(Terms("work"), [new], now=NOW))
     store.kill(store.claim()[0])
     (scheduled,) = store.enqueue(delay_ms=1500)
-    store.query(
-        "insert into duly_fire (schedule, due_at, outcome, at) values ('nightly', ?, 'fired', ?)", *(NOW, NOW)
-    )
+    store.query("insert into duly_fire (schedule, due_at, outcome, at) values ('nightly', ?, 'fired', ?)", *(NOW, NOW))
     times = {
         "duly_jobs": ("created", "finished"),
         "duly_dead": ("finished",),
@@ -320,7 +315,7 @@ def moment(value: Any) -> int:
 def test_j25_a_view_hides_a_result_whose_time_is_over(store: Store) -> None:
     """The views read the real clock, so the jobs here end by it too."""
     for ttl in (0, 86_400_000):
-        (job_id,) = store.enqueue(result_ttl_ms=ttl, task=f"ttl {ttl}")
+        store.enqueue(result_ttl_ms=ttl, task=f"ttl {ttl}")
         (job,) = store.claim()
         store.run(ops.finish([ops.Finish(job, Change(State.SUCCEEDED, result="1"))]))
     rows = dict(store.query("select task, result from duly_jobs"))

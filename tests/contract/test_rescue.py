@@ -271,7 +271,7 @@ def test_j14_two_beats_are_those_of_the_jobs_own_lease(store: Store) -> None:
     assert [one.id for one in seen(store)] == [short.id]
 
 
-# J12: suspects
+# J12: who becomes a suspect, and what it costs
 
 
 def test_j12_the_first_loss_makes_a_suspect_and_costs_no_crash(store: Store) -> None:

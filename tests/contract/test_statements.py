@@ -28,8 +28,6 @@ DIALECTS: tuple[statements.Dialect, ...] = ("sqlite", "postgres")
 SQL = Path(duly.__file__).parent / "store" / "sql"
 FILES = sorted(SQL.rglob("*.sql"))
 
-# Sections that no function of `ops` names: what asks them comes with the engine.
-ASKED_ELSEWHERE = {"why": {"id": "00000000-0000-7000-8000-000000000000", "now": NOW}}
 # Parameters that an operation may carry although a section of it does without them.
 SHARED = {"now", "keep_ms"}
 
@@ -39,12 +37,12 @@ def every_op() -> dict[str, list[Op[Any]]]:
     plain, keyed, dead, other = (new_id() for _ in range(4))
 
     def job(job_id: str, token: int, **more: Any) -> Claimed:
-        known: dict[str, Any] = dict(
+        known = Claimed(
             id=job_id, token=token, task="t", queue="q", priority=0, payload="{}", envelope=Envelope(), key=None,
             attempt=1, max_attempts=5, crashes=0, suspect=False, lease_ms=1000, lease_until=NOW + 1000, due_at=NOW,
             created_at=NOW, keep_ms=9, batch_id=None, schedule=None, replay_count=0, cancel_requested_at=None,
         )  # fmt: skip
-        return Claimed(**{**known, **more})
+        return replace(known, **more)
 
     failed = Change(State.DEAD, error=Failure("E", "no", "traceback"))
     sighting = Sighting(other, 3, NOW + 1000, 1000, "w")
@@ -91,9 +89,10 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "cancel": [ops.cancel([plain], by="a", why="b", now=NOW)],
         "resolve": [ops.resolve([dead], by="a", why="b", now=NOW)],
         "purge": [ops.purge([dead], by="a", why="b", now=NOW)],
-        "events": [ops.events(job_id=dead, after=0)],
+        "events": [ops.events(job_id=dead, after=0), ops.events()],
         "prune": [ops.prune(what, now=NOW) for what in ops.PRUNABLE],
         "leave": [ops.leave("w")],
+        "why": [ops.why(plain, now=NOW)],
         "clock": [ops.clock()],
     }  # fmt: skip
 
@@ -136,7 +135,7 @@ def test_every_section_is_asked_by_an_operation_and_every_operations_sections_ex
     dialect: statements.Dialect,
 ) -> None:
     asked = {section for op in OPS for section in op.sections}
-    assert set(sections(dialect)) == asked | set(ASKED_ELSEWHERE)
+    assert set(sections(dialect)) == asked
 
 
 def test_the_tail_of_every_ending_is_whole_and_last_but_for_a_look() -> None:
@@ -182,7 +181,7 @@ def test_both_databases_answer_with_the_same_columns_each_named_once(tmp_path: P
     driver.run(ops.clock())
     lite = driver.connect()
     post = psycopg.connect(postgres_url, autocommit=True)
-    asked = {section: op.params for op in OPS for section in op.sections} | ASKED_ELSEWHERE
+    asked = {section: op.params for op in OPS for section in op.sections}
     answering = 0
     try:
         for section, params in asked.items():

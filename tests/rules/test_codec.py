@@ -222,9 +222,7 @@ def test_what_does_not_read_as_asked_is_refused_with_path_and_type(text, hint, s
     assert said in str(refused.value)
 
 
-def every_kind(
-    a: int, /, b: dt.date, *rest: Line, c: str = "c", d: Any = None, **more: decimal.Decimal
-) -> Order:
+def every_kind(a: int, /, b: dt.date, *rest: Line, c: str = "c", d: Any = None, **more: decimal.Decimal) -> Order:
     raise NotImplementedError
 
 

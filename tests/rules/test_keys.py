@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duly.errors import ConfigError
-from duly.keys import Ids, fingerprint, key_of, new_id, replay_key
+from duly.keys import Ids, fingerprint, key_of, new_id, new_token, replay_key
 
 TIMES = st.integers(0, 2**48 - 1)
 TAILS = st.binary(min_size=10, max_size=10)
@@ -81,9 +81,7 @@ def test_ids_take_their_time_from_the_clock():
 
 def test_ids_of_many_threads_differ_and_rise_in_each():
     ids, made = Ids(), [[] for _ in range(4)]
-    threads = [
-        threading.Thread(target=lambda mine=mine: mine.extend(ids() for _ in range(2_000))) for mine in made
-    ]
+    threads = [threading.Thread(target=lambda mine=mine: mine.extend(ids() for _ in range(2_000))) for mine in made]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -112,9 +110,7 @@ def id_of_a_forked_child(ids: Ids) -> uuid.UUID:
 def test_forked_children_make_ids_of_their_own_even_when_the_lock_was_held():
     ids = Ids(Clock())
     ids()
-    made = sorted(
-        each.int for each in (id_of_a_forked_child(ids), id_of_a_forked_child(ids), uuid.UUID(ids()))
-    )
+    made = sorted(each.int for each in (id_of_a_forked_child(ids), id_of_a_forked_child(ids), uuid.UUID(ids())))
     assert min(made[1] - made[0], made[2] - made[1]) > 1_000
 
 
@@ -239,3 +235,9 @@ def test_r06_only_a_mark_at_the_end_is_replaced():
     assert replay_key("a#replay", 2) == "a#replay#replay2"
     assert replay_key("a#replay1", 2) == "a#replay2"
     assert replay_key("a#replay1\n", 2) == "a#replay1\n#replay2"
+
+
+def test_j08_a_token_is_exact_as_a_double_and_never_repeats() -> None:
+    tokens = {new_token() for _ in range(10_000)}
+    assert len(tokens) == 10_000
+    assert all(1 <= token == int(float(token)) for token in tokens)

@@ -113,9 +113,7 @@ def test_r02_what_is_not_to_be_retried_is_dead_at_once():
     dead = Change(State.DEAD, reason=NOT_RETRIED, error=ERROR)
     assert judge(Failed(ERROR, retry=False)) == dead
     assert judge(Failed(ERROR, retry=False, after_ms=5)) == dead
-    assert (
-        judge(Failed(ERROR), policy=Policy(POLICY.backoff, lambda failure: failure.kind == "OSError")) == dead
-    )
+    assert judge(Failed(ERROR), policy=Policy(POLICY.backoff, lambda failure: failure.kind == "OSError")) == dead
 
 
 def test_r03_a_failure_waits_as_its_backoff_says():

@@ -63,9 +63,7 @@ def test_every_setting_can_come_from_everywhere():
     one, two, three = load(given_values, {}), load({}, variables), load({}, {}, toml)
     assert one == two == three
     same = [
-        field.name
-        for field in dataclasses.fields(one)
-        if getattr(one, field.name) == getattr(Settings(), field.name)
+        field.name for field in dataclasses.fields(one) if getattr(one, field.name) == getattr(Settings(), field.name)
     ]
     assert same == []
     assert {two.origin(name) for name in given_values} == {"$" + name for name in variables}

@@ -152,9 +152,7 @@ class PostgresServer:
 
     def _make_home(self) -> None:
         self._identity = server_identity()
-        self.home = Path(
-            tempfile.mkdtemp(prefix="duly-pg-", dir=temporary_root(as_other=bool(self._identity)))
-        )
+        self.home = Path(tempfile.mkdtemp(prefix="duly-pg-", dir=temporary_root(as_other=bool(self._identity))))
         if self._identity:
             os.chown(self.home, self._identity["user"], self._identity["group"])
         self._keeper = subprocess.Popen(

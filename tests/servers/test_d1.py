@@ -116,9 +116,7 @@ def test_placeholders_may_be_numbered_repeated_and_mixed(d1: D1Mannered) -> None
 def test_a_batch_is_one_transaction(d1: D1Mannered) -> None:
     answers = d1.batch([("insert into t values (?, 1) returning id", ["a"]), ("select count(*) from t", [])])
     assert answers == [[("a",)], [(1,)]]
-    with pytest.raises(
-        D1Error, match=r"UNIQUE.*SQLITE_CONSTRAINT \(extended: SQLITE_CONSTRAINT_PRIMARYKEY\)"
-    ):
+    with pytest.raises(D1Error, match=r"UNIQUE.*SQLITE_CONSTRAINT \(extended: SQLITE_CONSTRAINT_PRIMARYKEY\)"):
         d1.batch([("insert into t values ('b', 1)", []), ("insert into t values ('a', 1)", [])])
     with pytest.raises(D1Error, match="a batch is the transaction"):
         d1.batch([("insert into t values ('b', 1)", []), ("commit", [])])

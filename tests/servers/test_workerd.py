@@ -78,9 +78,7 @@ def test_raw_gives_the_columns_of_nothing_and_columns_of_the_same_name(gateway: 
     assert gateway.raw("select id, n, id from t") == (["id", "n", "id"], [])
     gateway.query("insert into t values ('a', 1)")
     assert gateway.raw("select id, n, id from t") == (["id", "n", "id"], [("a", 1, "a")])
-    batch = gateway.post(
-        "raw", {"batch": [{"sql": "select id, n from t"}, {"sql": "select id from t where 0"}]}
-    )
+    batch = gateway.post("raw", {"batch": [{"sql": "select id, n from t"}, {"sql": "select id from t where 0"}]})
     assert [answer["results"] for answer in batch] == [
         {"columns": ["id", "n"], "rows": [["a", 1]]},
         {"columns": [], "rows": []},
@@ -153,9 +151,7 @@ def test_a_body_of_another_shape_is_a_400(gateway: D1Gateway, body: bytes) -> No
         ("bearer {}", 200),
     ],
 )
-def test_only_the_right_token_gets_in(
-    runtime: Workerd, gateway: D1Gateway, authorization: str, status: int
-) -> None:
+def test_only_the_right_token_gets_in(runtime: Workerd, gateway: D1Gateway, authorization: str, status: int) -> None:
     headers = {"authorization": authorization.format(runtime.token)}
     body = json.dumps({"sql": "insert into t values ('seen', 1)"}).encode()
     assert gateway.request("POST", gateway.path + "/query", body, headers)[0] == status
@@ -225,9 +221,7 @@ def test_a_killed_test_run_takes_its_runtime_along() -> None:
         "import time; from tests.servers.workerd import Workerd\n"
         "w = Workerd().start(); print(w.pid, w._folder, flush=True); time.sleep(60)"
     )
-    run = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=workerd.ROOT, stdout=subprocess.PIPE, text=True
-    )
+    run = subprocess.Popen([sys.executable, "-c", program], cwd=workerd.ROOT, stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     pid, folder = run.stdout.readline().split()
     assert members(int(pid))

@@ -31,9 +31,7 @@ OLDEST_NODE = 20
 def why_not() -> str | None:
     """Say why the runtime cannot be started here, or None if it can."""
     try:
-        told = subprocess.run(
-            ["node", "--version"], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        told = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "Node is not installed"
     if int(told.lstrip("v").split(".")[0]) < OLDEST_NODE:

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from duly import backoff, codec, lifecycle
-from duly.keys import Ids
+from duly.keys import Ids, new_token
 from duly.model import Claimed, Failed, NewJob, Outcome, Sighting, State, Succeeded, Terms
 from duly.store import ops
 from duly.store.driver import Driver
@@ -173,7 +173,7 @@ def work(driver: Driver, name: str) -> None:
     chance = random.Random(name)  # noqa: S311
     policy = lifecycle.Policy(backoff.fixed("300ms"))
     while True:
-        jobs = claim(driver, name, chance, limit=8) or claim(driver, name, chance, limit=1, alone=True)
+        jobs = claim(driver, name, limit=8) or claim(driver, name, limit=1, alone=True)
         finishes = []
         for job in jobs:
             outcome = attempt(driver, job, jobs)
@@ -185,9 +185,9 @@ def work(driver: Driver, name: str) -> None:
             time.sleep(0.05)
 
 
-def claim(driver: Driver, name: str, chance: random.Random, *, limit: int, alone: bool = False) -> list[Claimed]:
+def claim(driver: Driver, name: str, *, limit: int, alone: bool = False) -> list[Claimed]:
     """Lease some jobs; those that a lost worker had held are taken alone, one by one."""
-    return driver.run(ops.claim("default", limit=limit, token=chance.getrandbits(53), worker=name, alone=alone))
+    return driver.run(ops.claim("default", limit=limit, token=new_token(), worker=name, alone=alone))
 
 
 def attempt(driver: Driver, job: Claimed, held: list[Claimed]) -> Outcome:

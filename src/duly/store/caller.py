@@ -18,6 +18,8 @@ from duly.store.ops import Op
 from duly.store.statements import Dialect, Statement, Style, spell
 
 T = TypeVar("T")
+# Below SQLite 3.51.3 an automatic checkpoint that races a commit can corrupt the file: see store/sqlite.py.
+NO_CHECKPOINTS = "pragma wal_autocheckpoint = 0"
 KINDS = (
     "sqlite3, aiosqlite, psycopg (sync and async), asyncpg, "
     "SQLAlchemy (sessions and connections, sync and async) and Django"
@@ -53,7 +55,7 @@ async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
     """Run an operation in the transaction of an async connection. A sync one will do too, and blocks the loop."""
     if not is_async(conn):
         return run(conn, op, schema=schema)
-    if _library(conn) == "sqlalchemy" and "Session" in type(conn).__name__:
+    if _is_session(conn):
         conn = await conn.connection()
     borrowed = borrow(conn)
     rows: list[Any] = []
@@ -68,7 +70,7 @@ def is_async(conn: Any) -> bool:
     """Tell whether statements on this connection are awaited."""
     library = _library(conn)
     return library in ("aiosqlite", "asyncpg") or (
-        library in ("psycopg", "sqlalchemy") and type(conn).__name__.lower().startswith("async")
+        library in ("psycopg", "sqlalchemy") and any(name.startswith("async") for name in _names(conn, library))
     )
 
 
@@ -88,13 +90,27 @@ def _library(conn: Any) -> str:
     return ""
 
 
+def _names(conn: Any, library: str) -> list[str]:
+    """Give the library's own classes that this connection is of; the caller may have derived one from them."""
+    kinds = type(conn).__mro__
+    return [kind.__name__.lower() for kind in kinds if kind.__module__.partition(".")[0] == library]
+
+
+def _is_session(conn: Any) -> bool:
+    return any("session" in name for name in _names(conn, "sqlalchemy"))
+
+
 def _kind(conn: Any) -> str:
     return f"a {type(conn).__module__}.{type(conn).__qualname__}"
 
 
 def _sqlite3(conn: Any) -> Borrowed:
-    # Below SQLite 3.51.3 an automatic checkpoint that races a commit can corrupt the file: see store/sqlite.py.
-    conn.execute("pragma wal_autocheckpoint = 0")
+    conn.execute(NO_CHECKPOINTS)
+
+    def execute(statement: Statement, params: Mapping[str, Any]) -> Any:
+        cursor = conn.cursor()
+        cursor.row_factory = None  # tuples, whatever rows the caller's connection is set to make
+        return cursor.execute(statement.sql, params).fetchall()
 
     @contextmanager
     def whole() -> Iterator[None]:
@@ -111,16 +127,19 @@ def _sqlite3(conn: Any) -> Borrowed:
         if ours:
             conn.execute("commit")
 
-    return Borrowed("sqlite", "named", lambda statement, params: conn.execute(statement.sql, params).fetchall(), whole)
+    return Borrowed("sqlite", "named", execute, whole)
 
 
 def _aiosqlite(conn: Any) -> Borrowed:
     async def execute(statement: Statement, params: Mapping[str, Any]) -> Any:
-        return await conn.execute_fetchall(statement.sql, params)
+        async with conn.cursor() as cursor:
+            cursor.row_factory = None
+            await cursor.execute(statement.sql, params)
+            return await cursor.fetchall()
 
     @asynccontextmanager
     async def whole() -> AsyncIterator[None]:
-        await conn.execute("pragma wal_autocheckpoint = 0")
+        await conn.execute(NO_CHECKPOINTS)
         ours = not conn.in_transaction and _commits_by_itself(conn)
         if not conn.in_transaction:
             await conn.execute("begin immediate")
@@ -171,7 +190,7 @@ def _asyncpg(conn: Any) -> Borrowed:
 
 
 def _sqlalchemy(conn: Any) -> Borrowed:
-    if "ession" in type(conn).__name__:
+    if _is_session(conn):
         conn = conn.connection()
 
     def arguments(statement: Statement, params: Mapping[str, Any]) -> Any:
@@ -191,8 +210,22 @@ def _sqlalchemy(conn: Any) -> Borrowed:
         "named" if dialect == "sqlite" else "dollar" if conn.dialect.paramstyle.startswith("numeric") else "pyformat"
     )
     if is_async(conn):
-        return Borrowed(dialect, style, aexecute, nullcontext, waits=True)
-    return Borrowed(dialect, style, execute, nullcontext)
+        return Borrowed(dialect, style, aexecute, lambda: _aquiet(conn), waits=True)
+    return Borrowed(dialect, style, execute, lambda: _quiet(conn))
+
+
+@contextmanager
+def _quiet(conn: Any) -> Iterator[None]:
+    if conn.dialect.name == "sqlite":
+        conn.exec_driver_sql(NO_CHECKPOINTS).close()
+    yield
+
+
+@asynccontextmanager
+async def _aquiet(conn: Any) -> AsyncIterator[None]:
+    if conn.dialect.name == "sqlite":
+        (await conn.exec_driver_sql(NO_CHECKPOINTS)).close()
+    yield
 
 
 def _rows(result: Any) -> Any:
@@ -206,6 +239,9 @@ def _django(conn: Any) -> Borrowed:
             return cursor.fetchall() if cursor.description else []
 
     def atomic() -> Any:
+        if dialect == "sqlite":
+            with conn.cursor() as cursor:
+                cursor.execute(NO_CHECKPOINTS)
         return sys.modules["django.db.transaction"].atomic(using=conn.alias)
 
     dialect: Dialect = "sqlite" if conn.vendor == "sqlite" else "postgres"

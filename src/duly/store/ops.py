@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from uuid import UUID
 
 import msgspec
 
@@ -97,7 +98,10 @@ class Held(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """One dead job to run again under a new id, as it was or with another key or payload."""
+    """One dead job to run again under a new id, as it was or with another key or payload.
+
+    A key for a job that had none comes with the payload, whose fingerprint goes with the key.
+    """
 
     id: str
     new_id: str
@@ -143,7 +147,8 @@ def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
     ]
     params = {**_terms(terms), "jobs": _text(records), "key_ttl_ms": terms.key_ttl_ms, "now": now}
     sections = ("reserve_keys", "enqueue_keyed", "key_holders")
-    again = Op("enqueue", ("reserve_keys", "enqueue_keyed", "undo_finished", "key_holders"), params, _enqueued)
+    repeated = ("lock_repeated", "reserve_keys", "enqueue_keyed", "undo_finished", "key_holders")
+    again = Op("enqueue", repeated, params, _enqueued)
     return Op("enqueue", sections, params, _enqueued, again=again)
 
 
@@ -197,6 +202,10 @@ def claim(
 
     `tasks` are those the worker knows. `alone` takes suspects, which nothing else does.
     """
+    if not 1 <= token < 2**53:
+        raise ConfigError(
+            f"the token of a claim is a number from 1 to 2**53 - 1 (keys.new_token makes one), not {token}"
+        )
     params = {
         "queue": queue,
         "limit": limit,
@@ -247,19 +256,22 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
 
     Plain successes take the short way; whatever else a turn holds does not slow them down.
     """
-    plain = [finish for finish in finishes if _is_plain(finish)]
-    rest = [finish for finish in finishes if not _is_plain(finish)]
+    plain: list[dict[str, Any]] = []
+    rest: list[dict[str, Any]] = []
+    for job, change in finishes:
+        if _is_plain(job, change):
+            plain.append({"id": job.id, "token": job.token, "result": change.result})
+        else:
+            rest.append(_change(job, change))
     sections: tuple[str, ...] = ()
     params: dict[str, Any] = {"now": now}
     if plain:
         sections = ("finish_plain",)
-        params["plain"] = _text([{"id": job.id, "token": job.token, "result": change.result} for job, change in plain])
+        params["plain"] = _text(plain)
     if rest:
         sections += ("finish", "failed_attempts", *TAIL)
-        params["changes"] = _text([_change(job, change) for job, change in rest])
-        params |= _tail([job.id for job, _ in rest])
-    held = [Held(job.id, job.token) for job, _ in finishes]
-    return Op("finish", sections, params, _recorded, follow=lambda answer: _settle(held, answer))
+        params |= {"changes": _text(rest), **_tail([change["id"] for change in rest])}
+    return Op("finish", sections, params, _recorded, follow=lambda answer: _settle(finishes, answer))
 
 
 def release(jobs: Iterable[Claimed], *, now: int | None = None) -> Op[dict[str, Verdict]]:
@@ -273,8 +285,7 @@ def snooze(job: Claimed, after_ms: int, *, now: int | None = None) -> Op[dict[st
     return finish([Finish(job, Change(State.SCHEDULED, after_ms=after_ms, give_back_attempt=True))], now=now)
 
 
-def _is_plain(finish: Finish) -> bool:
-    job, change = finish
+def _is_plain(job: Claimed, change: Change) -> bool:
     return (
         change.state is State.SUCCEEDED
         and job.key is None
@@ -307,16 +318,16 @@ def _recorded(rows: Rows) -> dict[str, Verdict]:
     return {row[0]: Verdict.RECORDED for row in rows}
 
 
-def _settle(held: Sequence[Held], answer: dict[str, Verdict]) -> Op[dict[str, Verdict]] | None:
+def _settle(finishes: Sequence[Finish], answer: dict[str, Verdict]) -> Op[dict[str, Verdict]] | None:
     """Ask what became of the writes that changed nothing. A fresh look: the first may have been too early."""
-    if len(answer) == len(held):
+    if len(answer) == len(finishes):
         return None
 
     def read(rows: Rows) -> dict[str, Verdict]:
         return answer | {job_id: Verdict(verdict) for job_id, verdict in rows}
 
-    missing = [one for one in held if one.id not in answer]
-    return Op("settle", ("settle",), {"held": _held(missing)}, read, writes=False)
+    missing = _held(Held(job.id, job.token) for job, _ in finishes if job.id not in answer)
+    return Op("settle", ("settle",), {"held": missing}, read, writes=False)
 
 
 # Upkeep
@@ -525,8 +536,9 @@ def workers(*, now: int | None = None) -> Op[list[WorkerRecord]]:
 
 def get(job_id: str, *, now: int | None = None) -> Op[JobRecord | None]:
     """Read one job, live or finished."""
-    op = listing(first=job_id, last=job_id, limit=1, now=now)
-    return Op("get", op.sections, op.params, lambda rows: _record(rows[0]) if rows else None, writes=False)
+    page = listing(limit=1, now=now)
+    params = {**page.params, "first": job_id, "last": job_id}
+    return Op("get", page.sections, params, lambda rows: _record(rows[0]) if rows else None, writes=False)
 
 
 def listing(
@@ -537,12 +549,11 @@ def listing(
     batch_id: str | None = None,
     since: int | None = None,
     error: str | None = None,
-    first: str = FIRST_ID,
-    last: str = LAST_ID,
+    before: str | None = None,
     limit: int = 100,
     now: int | None = None,
 ) -> Op[list[JobRecord]]:
-    """List jobs, newest first; for the next page give the id before the last one as `last`."""
+    """List jobs, newest first; for the next page give the last id of this one as `before`."""
     params = {
         "state": state and state.value,
         "task": task,
@@ -550,12 +561,16 @@ def listing(
         "batch_id": batch_id,
         "since": since,
         "error": error,
-        "first": first,
-        "last": last,
+        "first": FIRST_ID,
+        "last": LAST_ID if before is None else _preceding(before),
         "limit": limit,
         "now": now,
     }
     return Op("list", ("list",), params, _records, writes=False)
+
+
+def _preceding(job_id: str) -> str:
+    return str(UUID(int=UUID(job_id).int - 1))
 
 
 def dead_list(
@@ -610,8 +625,9 @@ def steps(job_id: str) -> Op[list[Step]]:
 
 def events(*, job_id: str | None = None, after: int = 0, limit: int = 100) -> Op[list[Event]]:
     """Read the log of rare, meaningful things, oldest first."""
-    params = {"job_id": job_id, "after": after, "limit": limit}
-    return Op("events", ("events",), params, lambda rows: [Event(*row) for row in rows], writes=False)
+    params = {"after": after, "limit": limit} | ({} if job_id is None else {"job_id": job_id})
+    section = "events" if job_id is None else "job_events"
+    return Op("events", (section,), params, lambda rows: [Event(*row) for row in rows], writes=False)
 
 
 def why(job_id: str, *, now: int | None = None) -> Op[Why | None]:

@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from typing import Any, LiteralString
 
 import psycopg
-from psycopg import Connection, errors
+from psycopg import Connection, IsolationLevel, errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 
 from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 from duly.store import migrate, statements
@@ -141,12 +142,15 @@ class PostgresDriver(Driver):
         return rows
 
     def _connect(self) -> Connection[Any]:
-        return psycopg.connect(
+        conn = psycopg.connect(
             _patient(self.url, self._connect_s),
             autocommit=True,
             # Behind PgBouncer the next statement may run on another connection, which has not prepared it.
             prepare_threshold=PREPARE_AFTER if self._prepared else None,
         )
+        # The statements of a list each see what was committed before them, whatever the server's default is.
+        conn.isolation_level = IsolationLevel.READ_COMMITTED
+        return conn
 
     def _check_schema(self, conn: Connection[Any]) -> None:
         if not self._schema_checked:
@@ -168,12 +172,15 @@ class _Pool:
             conn = self._take()
             try:
                 yield conn
-            except BaseException:
-                # After a failure nobody knows what the others are worth: a restarted server has closed them all.
-                conn.close()
+            except (psycopg.OperationalError, psycopg.InterfaceError):
+                # A restarted server has closed the others too.
                 self.close()
                 raise
-            self._idle.append((time.monotonic(), conn))
+            finally:
+                if conn.info.transaction_status == TransactionStatus.IDLE:
+                    self._idle.append((time.monotonic(), conn))
+                else:
+                    conn.close()
 
     def _take(self) -> Connection[Any]:
         while self._idle:

@@ -21,6 +21,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ MOST_AT_ONCE = 256
 # Connections that a forked child inherited. They belong to the parent: using or closing one here would drop its locks.
 _abandoned: list[object] = []
 _drivers: weakref.WeakSet[SQLiteDriver] = weakref.WeakSet()
+_forking: list[SQLiteDriver] = []
+_one_fork = threading.Lock()
 
 
 class SQLiteDriver(Driver):
@@ -92,11 +95,27 @@ class SQLiteDriver(Driver):
     def close(self) -> None:
         """Finish what was handed in, then close the file. The next operation opens it again."""
         with self._opening:
-            writer, self._writer = self._writer, None
-            if writer is not None:
-                writer.stop()
-            while self._readers:
-                self._readers.pop().close()
+            self._close()
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.stop()
+        while self._readers:
+            self._readers.pop().close()
+
+    def before_fork(self) -> None:
+        """Close the file while this process forks, and let nobody open it.
+
+        SQLite remembers per process which locks it holds. A child would inherit that memory without the locks:
+        the parent could then delete the WAL that the child writes to.
+        """
+        self._opening.acquire()
+        self._close()
+
+    def after_fork(self) -> None:
+        """Let the file be opened again, in the parent."""
+        self._opening.release()
 
     def mind_wal(self) -> None:
         """Have the WAL checkpointed if it has grown, after a commit that was not ours."""
@@ -208,18 +227,21 @@ class _Writer:
 
     def mind_wal(self) -> None:
         """Wake the checkpointer if the WAL has grown."""
-        try:
+        with suppress(OSError):  # no WAL yet
             if os.stat(self._wal).st_size >= CHECKPOINT_BYTES:
                 self._checkpoint.set()
-        except FileNotFoundError:
-            pass
 
     def _write(self) -> None:
         while batch := self._take():
-            # A caller may have gone away meanwhile; from here on its answer can no longer be taken back.
-            if wanted := [one for one in batch if one[1].set_running_or_notify_cancel()]:
+            # Who went away before we began is not served; from here on nobody can take his request back.
+            wanted = [one for one in batch if one[1].set_running_or_notify_cancel()]
+            try:
                 self._commit(wanted)
-                self.mind_wal()
+            except BaseException as error:  # whatever it is, nobody may wait for ever
+                for _, future in wanted:
+                    if not future.done():
+                        future.set_exception(error)
+            self.mind_wal()
 
     def _take(self) -> list[tuple[Op[Any], Future[Rows]]]:
         with self._wake:
@@ -229,6 +251,8 @@ class _Writer:
 
     def _commit(self, batch: Sequence[tuple[Op[Any], Future[Rows]]]) -> None:
         """Run a batch in one transaction and answer it; if that fails, one by one, so that only the guilty fails."""
+        if not batch:
+            return
         committing = False
         try:
             self._conn.execute("begin immediate")
@@ -243,7 +267,7 @@ class _Writer:
                 return
             for op, future in batch:
                 failure = translate(error, op.name, self._driver.path, committing=committing)
-                failure.__cause__ = error
+                failure.__cause__ = error if failure is not error else None
                 future.set_exception(failure)
         else:
             for (_, future), rows in zip(batch, answers, strict=True):
@@ -258,8 +282,12 @@ class _Writer:
             hook(Point("after", op, "commit", 0))
 
     def _roll_back(self) -> None:
-        if self._conn.in_transaction:
-            self._conn.execute("rollback")
+        try:
+            if self._conn.in_transaction:
+                self._conn.execute("rollback")
+        except sqlite3.Error:  # the connection is of no use any more
+            self._conn.close()
+            self._conn = self._driver.connect()
 
     def _keep_wal_short(self) -> None:
         conn: sqlite3.Connection | None = None
@@ -405,10 +433,25 @@ def wal_verdict() -> str:
     )
 
 
-def _abandon_all() -> None:
+def _before_fork() -> None:
+    _one_fork.acquire()
+    _forking.extend(_drivers)
+    for driver in _forking:
+        driver.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        _forking.pop().after_fork()
+    _one_fork.release()
+
+
+def _after_fork_in_child() -> None:
     for driver in list(_drivers):
         driver.abandon()
+    _forking.clear()
+    _one_fork.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -79,7 +79,9 @@ def _spell(sql: str, dialect: Dialect, style: Style, schema: str) -> Statement:
         case "numbered":
             return Statement(_PARAMETER.sub(lambda m: f"?{names.index(m[1]) + 1}", text), names)
         case "dollar":
-            return Statement(_PARAMETER.sub(lambda m: f"${names.index(m[1]) + 1}", text), names)
+            text = _PARAMETER.sub(lambda m: f"${names.index(m[1]) + 1}", text)
+            # asyncpg would hand a json parameter to the codec that its owner may have set for json.
+            return Statement(re.sub(r"(\$\d+)::json\b", r"\1::text::json", text), names)
 
 
 def qualified(sql: str, schema: str) -> str:

@@ -49,16 +49,20 @@ select new_id, name, kind, case when duly_step.state = 'started' then 'unknown' 
   join duly.duly_job on duly_job.id = replay.new_id
   join duly.duly_step on duly_step.job_id = duly_done.id
  where replayed_as is null;
-with reopened as materialized (
-    select duly_done.batch_id, count(*) as n, count(*) filter (where duly_done.state = 'succeeded') as n_succeeded,
-           count(*) filter (where duly_done.state = 'partial') as n_partial,
-           count(*) filter (where duly_done.state = 'dead') as n_dead,
-           count(*) filter (where duly_done.state = 'cancelled') as n_cancelled
+with back as materialized (
+    select duly_done.batch_id, duly_done.state
       from json_to_recordset(:replays::json) as replay (id uuid, new_id uuid)
       join duly.duly_done on duly_done.id = replay.id
       join duly.duly_job on duly_job.id = replay.new_id
-     where replayed_as is null and duly_done.batch_id is not null
-     group by duly_done.batch_id
+     where replayed_as is null
+),
+reopened as materialized (
+    select batch_id, count(*) as n, count(*) filter (where state = 'succeeded') as n_succeeded,
+           count(*) filter (where state = 'partial') as n_partial, count(*) filter (where state = 'dead') as n_dead,
+           count(*) filter (where state = 'cancelled') as n_cancelled
+      from back
+     where batch_id is not null
+     group by batch_id
 ),
 locked as materialized (
     select id from duly.duly_batch where id = any (array(select batch_id from reopened)) order by id for update

@@ -28,14 +28,20 @@ update duly.duly_key
  where duly_key.task = held.task and duly_key.key = held.key and held.state in ('succeeded', 'partial');
 
 -- name: ended_batch
--- Differs from SQLite: batches are locked in order; workers that end jobs of the same batches meet here.
-with ended as materialized (
+-- Differs from SQLite: batches are locked in order; workers that end jobs of the same batches meet here. The jobs are
+-- found by their ids first: a plan from before the first batch would walk over all jobs that have one.
+with marked as materialized (
+    select batch_id, state
+      from duly.duly_job
+     where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+       and finished_at is not null
+),
+ended as materialized (
     select batch_id, count(*) as n, count(*) filter (where state = 'succeeded') as n_succeeded,
            count(*) filter (where state = 'partial') as n_partial, count(*) filter (where state = 'dead') as n_dead,
            count(*) filter (where state = 'cancelled') as n_cancelled
-      from duly.duly_job
-     where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
-       and finished_at is not null and batch_id is not null
+      from marked
+     where batch_id is not null
      group by batch_id
 ),
 locked as materialized (
@@ -89,22 +95,27 @@ update duly.duly_batch
  where id = any (array(
        select batch_id from duly.duly_job
         where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
-          and finished_at is not null and batch_id is not null));
+          and finished_at is not null));
 
 -- name: ended_schedule
-with ended as materialized (
-    select distinct on (schedule) schedule, state, finished_at
+with marked as materialized (
+    select schedule, state, finished_at
       from duly.duly_job
      where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
-       and finished_at is not null and schedule is not null
-     order by schedule, finished_at desc, id desc
+       and finished_at is not null
+),
+ended as materialized (
+    select schedule, count(*) as n, count(*) filter (where state = 'dead') as n_dead, max(finished_at) as ended_at
+      from marked
+     where schedule is not null
+     group by schedule
 ),
 locked as materialized (
     select name from duly.duly_schedule where name = any (array(select schedule from ended)) order by name for update
 )
 update duly.duly_schedule
-   set dead_runs = case when ended.state = 'dead' then dead_runs + 1 else 0 end,
-       next_at = case when mode = 'delay' then ended.finished_at + interval_ms else next_at end
+   set dead_runs = case when n_dead = n then dead_runs + n else 0 end,
+       next_at = case when mode = 'delay' then ended_at + interval_ms else next_at end
   from ended
  where name = any (array(select name from locked)) and name = ended.schedule;
 

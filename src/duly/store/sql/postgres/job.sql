@@ -21,6 +21,18 @@ select id, :task, :queue, :priority::int,
  cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text)
     on conflict (id) do nothing;
 
+-- name: lock_repeated
+-- A repeated enqueue meets the job it made before. Whoever ends that job has locked it and then wants its key, so
+-- we take both in the same order. Answers nothing.
+with held as materialized (
+    select id
+      from duly.duly_job
+     where id = any (array(select id from json_to_recordset(:jobs::json) as input (id uuid)))
+     order by id
+       for update
+)
+select id::text from held where id is null;
+
 -- name: reserve_keys
 -- Differs from SQLite: one statement may not touch a row twice, so a key that comes twice is taken by its first,
 -- and keys are taken in order.
@@ -103,7 +115,7 @@ ready as materialized (
 due as materialized (
     select id
       from duly.duly_job
-     where state = 'scheduled' and queue = :queue and suspect = :alone::boolean and due_at <= (select now from clock)
+     where state = 'scheduled' and queue = :queue and not :alone::boolean and due_at <= (select now from clock)
        and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
        and task not in (select name from gate where kind = 'task')
        and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
@@ -221,7 +233,7 @@ update duly.duly_job
        finished_at = case when cancel_requested_at is not null or ending = 1 then now end,
        due_at = case when change.state = 'ready' or ending = 1 then due_at else now + after_ms end,
        -- It has started, and a snooze gives its attempt back: from here on nothing is left to expire.
-       expires_at = case when change.state = 'scheduled' then null else expires_at end,
+       expires_at = case when change.state in ('scheduled', 'waiting') then null else expires_at end,
        attempt = attempt - give_back,
        suspect = change.state = 'ready' and suspect,
        result = change.result,

@@ -55,7 +55,14 @@ select job_id::text, name, kind, state, attempt, key, result, error, created_at,
 -- name: events
 select id, at, name, job_id::text, subject, by, why, data
   from duly.duly_event
- where id > :after::bigint and (:job_id::uuid is null or job_id = :job_id::uuid)
+ where id > :after::bigint
+ order by id
+ limit :limit::int;
+
+-- name: job_events
+select id, at, name, job_id::text, subject, by, why, data
+  from duly.duly_event
+ where job_id = :job_id::uuid and id > :after::bigint
  order by id
  limit :limit::int;
 
@@ -74,12 +81,13 @@ select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at,
        (select count(*) from duly.duly_worker where seen_at > now - 3 * beat_ms) as living_workers,
        (select count(*) from (
         select 1 from duly.duly_job as ahead
-         where ahead.state = 'ready' and ahead.queue = job.queue and job.state = 'ready' and ahead.priority > job.priority
+         where ahead.state = 'ready' and ahead.queue = job.queue and job.state = 'ready'
+           and ahead.suspect = job.suspect and ahead.priority > job.priority
          limit 10001) as higher)
        + (select count(*) from (
         select 1 from duly.duly_job as ahead
          where ahead.state = 'ready' and ahead.queue = job.queue and job.state = 'ready'
-           and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
+           and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
          limit 10001) as earlier) as ahead
   from (select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
                suspect, priority

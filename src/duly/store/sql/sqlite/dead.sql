@@ -121,11 +121,11 @@ select task, reason, count(*) as count, min(finished_at) as oldest, :now as now
  order by count(*) desc, task, reason;
 
 -- name: dead_list
--- Oldest first, as `replay_all` takes them. The indexes are named, because by the primary key it would walk over all
--- that ever succeeded.
+-- Oldest first, as `replay_all` takes them. Each of the two states has its index; with an `or` in one condition it
+-- would walk over all that ever succeeded.
 with page as materialized (
     select id from (
-        select id from duly_done indexed by duly_done_dead
+        select id from duly_done
          where state = 'dead'
            and (:all or (replayed_as is null and resolved_at is null)) and id > :after
            and (:task is null or task = :task) and (:queue is null or queue = :queue)
@@ -135,7 +135,7 @@ with page as materialized (
          order by id limit :limit)
      union all
     select id from (
-        select id from duly_done indexed by duly_done_partial
+        select id from duly_done
          where :partial and state = 'partial'
            and (:all or (replayed_as is null and resolved_at is null)) and id > :after
            and (:task is null or task = :task) and (:queue is null or queue = :queue)

@@ -78,17 +78,15 @@ update duly_batch
         where finished_at is not null and batch_id is not null);
 
 -- name: ended_schedule
-with ended as materialized (
-    select schedule as ended_name, state as ended_state, finished_at as ended_at
-      from json_each(:ids)
-     cross join duly_job on duly_job.id = value
-     where finished_at is not null and schedule is not null
-)
 update duly_schedule
-   set dead_runs = case when ended_state = 'dead' then dead_runs + 1 else 0 end,
+   set dead_runs = case when n_dead = n then dead_runs + n else 0 end,
        next_at = case when mode = 'delay' then ended_at + interval_ms else next_at end
-  from ended
- where name = ended_name;
+  from (select schedule, count(*) as n, sum(state = 'dead') as n_dead, max(finished_at) as ended_at
+          from json_each(:ids)
+         cross join duly_job on duly_job.id = value
+         where finished_at is not null and schedule is not null
+         group by schedule) as ended
+ where name = ended.schedule;
 
 -- name: ended_event
 insert into duly_event (at, name, job_id, subject, by, why)

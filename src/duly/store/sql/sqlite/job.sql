@@ -16,6 +16,12 @@ select value ->> 'id', :task, :queue, :priority,
  where true
     on conflict (id) do nothing;
 
+-- name: lock_repeated
+-- Only PostgreSQL has something to lock here.
+select value ->> 'id' as id
+  from json_each(:jobs)
+ where false;
+
 -- name: reserve_keys
 -- Never check-then-run: whoever gets the row of (task, key) has the key, everybody else reads who has it.
 insert into duly_key (task, key, job_id, state, fingerprint)
@@ -63,8 +69,8 @@ select value ->> 'id' as asked, coalesce(duly_key.job_id, value ->> 'id') as hol
  order by json_each.key;
 
 -- name: claim
--- Ready rows in their order, then due scheduled ones, so that nothing has to be promoted first. A token that
--- holds jobs already is being asked about again: it gets those, and no more.
+-- Ready rows in their order, then due scheduled ones, so that nothing has to be promoted first (no scheduled one is
+-- a suspect). A token that holds jobs already is being asked about again: it gets those, and no more.
 with asked as materialized (
     select case when exists (select 1 from duly_job where token = :token) then 0 else :limit end as room
      where not exists (
@@ -87,7 +93,7 @@ ready as materialized (
 due as materialized (
     select id
       from duly_job
-     where state = 'scheduled' and queue = :queue and suspect = :alone and due_at <= :now
+     where state = 'scheduled' and queue = :queue and not :alone and due_at <= :now
        and (:tasks is null or task in (select value from json_each(:tasks)))
        and task not in (
            select name from duly_queue
@@ -159,7 +165,7 @@ update duly_job
        finished_at = case when cancel_requested_at is not null or ending = 1 then :now end,
        due_at = case when new_state = 'ready' or ending = 1 then due_at else :now + after_ms end,
        -- It has started, and a snooze gives its attempt back: from here on nothing is left to expire.
-       expires_at = case when new_state = 'scheduled' then null else expires_at end,
+       expires_at = case when new_state in ('scheduled', 'waiting') then null else expires_at end,
        attempt = attempt - give_back,
        suspect = case when new_state = 'ready' then suspect else 0 end,
        result = new_result,

@@ -54,7 +54,14 @@ select job_id, name, kind, state, attempt, key, result, error, created_at, chang
 -- name: events
 select id, at, name, job_id, subject, by, why, data
   from duly_event
- where id > :after and (:job_id is null or job_id = :job_id)
+ where id > :after
+ order by id
+ limit :limit;
+
+-- name: job_events
+select id, at, name, job_id, subject, by, why, data
+  from duly_event
+ where job_id = :job_id and id > :after
  order by id
  limit :limit;
 
@@ -73,12 +80,13 @@ select job.id, job.task, job.queue, job.state, job.due_at, job.expires_at, job.a
        (select count(*) from duly_worker where seen_at > :now - 3 * beat_ms) as living_workers,
        (select count(*) from (
         select 1 from duly_job as ahead
-         where ahead.state = 'ready' and ahead.queue = job.queue and job.state = 'ready' and ahead.priority > job.priority
+         where ahead.state = 'ready' and ahead.queue = job.queue and job.state = 'ready'
+           and ahead.suspect = job.suspect and ahead.priority > job.priority
          limit 10001))
        + (select count(*) from (
         select 1 from duly_job as ahead
          where ahead.state = 'ready' and ahead.queue = job.queue and job.state = 'ready'
-           and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
+           and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
          limit 10001)) as ahead
   from (select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
                suspect, priority

@@ -72,8 +72,8 @@ create table duly_job (
         else 0 end)
 ) strict, without rowid;
 
--- What a claim walks, in its order. Every other index is partial and small.
-create index duly_job_ready on duly_job (queue, priority desc, due_at, id) where state = 'ready';
+-- What a claim walks, in its order; suspects stand apart. Every other index is partial and small.
+create index duly_job_ready on duly_job (queue, suspect, priority desc, due_at, id) where state = 'ready';
 create index duly_job_scheduled on duly_job (queue, due_at, id) where state = 'scheduled';
 create index duly_job_waiting on duly_job (due_at) where state = 'waiting';
 -- Rescue reads all of it, recall one token. Beats change neither, so they leave it alone.

@@ -1,0 +1,449 @@
+"""A lost answer looks like a lost write, so every write may be repeated. Lines J01, J08, J09 and law 9.
+
+Each scenario runs on two stores that are the same but for this: on the second the answer of the operation is
+lost and the driver asks again. Both must end in the same rows, and the second must get the right answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+
+from duly.errors import AnswerLost, EnqueueUnknown
+from duly.model import DAY_MS, Change, Claimed, Enqueued, Failure, NewJob, State, Terms
+from duly.store import ops
+from duly.store.driver import Driver, Point
+from duly.store.ops import Finish, Op, Replay
+from tests.contract.stores import NOW, D1Store, PostgresStore, SQLiteStore, Store, held
+
+FAILURE = Failure("builtins.ValueError", "no", "a traceback")
+ON_DEAD = json.dumps(
+    {
+        "task": "told",
+        "queue": "hooks",
+        "priority": 0,
+        "max_attempts": 1,
+        "lease_ms": 1,
+        "keep_ms": 1,
+        "result_ttl_ms": 1,
+    }
+)
+BATCH = "00000000-0000-7000-8000-00000000ba7c"
+
+
+def name(number: int) -> str:
+    """The same id on both stores."""
+    return f"00000000-0000-7000-8000-{number:012d}"
+
+
+def add(store: Store, number: int, *, key: str | None = None, payload: str = '{"n":1}', **terms: Any) -> str:
+    job = NewJob(name(number), payload, key=key)
+    store.run(ops.enqueue(Terms(**{"task": "work", **terms}), [job], now=NOW))
+    return job.id
+
+
+def take(store: Store, limit: int = 1, token: int = 77) -> list[Claimed]:
+    return store.claim(limit, token=token)
+
+
+def batch(store: Store, open: int) -> str:
+    callbacks = [
+        json.dumps({"id": name(900 + n), "payload": "{}", "envelope": None, **json.loads(ON_DEAD)}) for n in range(3)
+    ]
+    store.query(
+        "insert into duly_batch (id, name, created_at, sealed_at, open, on_complete, on_success, on_first_dead)"
+        " values (?, 'b', 1, 1, ?, ?, ?, ?)", BATCH, open, *callbacks,
+    )  # fmt: skip
+    return BATCH
+
+
+def step(store: Store, job_id: str) -> None:
+    store.query(
+        "insert into duly_step (job_id, name, kind, state, created_at, changed_at)"
+        " values (?, 's', 'once', 'started', 1, 1)",
+        job_id,
+    )
+
+
+def same(answer: Any) -> Any:
+    return answer
+
+
+def already(answer: dict[str, Any]) -> dict[str, str]:
+    return dict.fromkeys(answer, "already")
+
+
+def gone(answer: dict[str, Any]) -> dict[str, str]:
+    return dict.fromkeys(answer, "gone")
+
+
+def nothing_left(answer: int) -> int:
+    """Upkeep asks how much it took to know whether to come back: asked again, nothing was left."""
+    assert answer > 0
+    return 0
+
+
+class Scenario(NamedTuple):
+    op: Callable[[Store], Op[Any]]
+    answer: Callable[[Any], Any] = same
+
+
+def enqueue(store: Store) -> Op[Any]:
+    return ops.enqueue(Terms("work", delay_ms=5), [NewJob(name(1), "1"), NewJob(name(2), "2")], now=NOW)
+
+
+def enqueue_keys(store: Store) -> Op[Any]:
+    add(store, 8, key="live")
+    add(store, 9, key="done", queue="q2")
+    [job] = store.claim(1, queue="q2", token=5)
+    store.succeed(job, '"r"')
+    keys = ["new", "live", "done", "new"]
+    jobs = [NewJob(name(n), '{"n":1}', key=key) for n, key in enumerate(keys, start=1)]
+    return ops.enqueue(Terms("work"), [*jobs, NewJob(name(5), "2", key="live")], now=NOW)
+
+
+def enqueue_key_keep_0(store: Store) -> Op[Any]:
+    return ops.enqueue(Terms("work", keep_ms=0), [NewJob(name(1), "1", key="k")], now=NOW)
+
+
+def claim(store: Store) -> Op[Any]:
+    for number in range(5):
+        add(store, number, delay_ms=number // 2)
+    return ops.claim("default", limit=3, token=7, worker="w", now=NOW + 5)
+
+
+def recall(store: Store) -> Op[Any]:
+    add(store, 1)
+    take(store)
+    return ops.recall(77)
+
+
+def extend(store: Store) -> Op[Any]:
+    add(store, 1)
+    return ops.extend(map(held, take(store)), now=NOW + 500)
+
+
+def progress(store: Store) -> Op[Any]:
+    add(store, 1)
+    return ops.progress(held(take(store)[0]), 30, "so far")
+
+
+def heartbeat(store: Store) -> Op[Any]:
+    add(store, 1)
+    return ops.heartbeat(held(take(store)[0]), now=NOW + 3)
+
+
+def finish_plain(store: Store) -> Op[Any]:
+    for number in range(3):
+        add(store, number)
+    return ops.finish([Finish(job, Change(State.SUCCEEDED, result='"r"')) for job in take(store, 3)], now=NOW + 1)
+
+
+def finish_mixed(store: Store) -> Op[Any]:
+    """Every kind of end, with everything the tail touches."""
+    store.query(
+        "insert into duly_schedule (name, task, spec, mode, interval_ms) values ('s', 'work', '', 'delay', 1000)"
+    )
+    b = batch(store, 3)
+    add(store, 1)
+    add(store, 2, key="a", batch_id=b)
+    add(store, 3, key="b", batch_id=b, on_dead=ON_DEAD, schedule="s")
+    add(store, 4, batch_id=b)
+    add(store, 5)
+    add(store, 6)
+    ends = [
+        Change(State.SUCCEEDED, result='"r"'),
+        Change(State.SUCCEEDED, result='"r"'),
+        Change(State.DEAD, error=FAILURE),
+        Change(State.PARTIAL, reason="partial"),
+        Change(State.SCHEDULED, after_ms=50, error=FAILURE),
+        Change(State.WAITING, reason="event", give_back_attempt=True),
+    ]
+    return ops.finish([Finish(*pair) for pair in zip(take(store, 6), ends, strict=True)], now=NOW + 1)
+
+
+def finish_keep_0(store: Store) -> Op[Any]:
+    add(store, 1, keep_ms=0)
+    return ops.finish([Finish(take(store)[0], Change(State.SUCCEEDED))], now=NOW + 1)
+
+
+def finish_keep_0_after_a_retry(store: Store) -> Op[Any]:
+    add(store, 1, keep_ms=0)
+    store.retry(take(store)[0], after_ms=0)
+    step(store, name(1))
+    return ops.finish([Finish(take(store, token=78)[0], Change(State.SUCCEEDED))], now=NOW + 1)
+
+
+def release(store: Store) -> Op[Any]:
+    add(store, 1)
+    return ops.release(take(store), now=NOW + 1)
+
+
+def snooze(store: Store) -> Op[Any]:
+    add(store, 1)
+    return ops.snooze(take(store)[0], 500, now=NOW + 1)
+
+
+def rescue(store: Store) -> Op[Any]:
+    """One comes back, one is dead, one was asked to cancel."""
+    add(store, 1)
+    add(store, 2, max_attempts=1, on_dead=ON_DEAD, batch_id=batch(store, 1))
+    add(store, 3, key="k")
+    take(store, 3)
+    store.run(ops.cancel([name(3)], by="me", why="no", now=NOW))
+    later = NOW + 30_000
+    return ops.rescue(store.run(ops.expired_leases(now=later)), now=later)
+
+
+def promote(store: Store) -> Op[Any]:
+    add(store, 1, delay_ms=5)
+    add(store, 2, delay_ms=500)
+    return ops.promote("default", now=NOW + 5)
+
+
+def expire(store: Store) -> Op[Any]:
+    add(store, 1, expires_ms=5, key="k", batch_id=batch(store, 2))
+    add(store, 2, expires_ms=500)
+    return ops.expire([name(1), name(2)], now=NOW + 5)
+
+
+def cancel(store: Store) -> Op[Any]:
+    """One waits, one runs, one has succeeded."""
+    add(store, 1)
+    add(store, 3)
+    store.succeed(take(store)[0])
+    take(store)
+    add(store, 2, key="k", batch_id=batch(store, 1))
+    return ops.cancel([name(1), name(2), name(3)], by="me", why="no", now=NOW + 5)
+
+
+def dead(store: Store, number: int, **terms: Any) -> str:
+    add(store, number, **terms)
+    store.kill(take(store, token=number)[0])
+    return name(number)
+
+
+def replay(store: Store) -> Op[Any]:
+    """One with all it can have, one whose key is taken, one that succeeded, one that never was."""
+    step(store, dead(store, 1, key="k", batch_id=batch(store, 1)))
+    dead(store, 2, key="taken")
+    add(store, 3, key="taken", delay_ms=5)
+    add(store, 4)
+    store.succeed(take(store)[0])
+    asked = [Replay(name(n), name(100 + n), payload="2" if n == 1 else None) for n in (1, 2, 4, 5)]
+    return ops.replay(asked, by="me", why="fixed", now=NOW + 5)
+
+
+def resolve(store: Store) -> Op[Any]:
+    dead(store, 1)
+    dead(store, 2)
+    store.run(ops.resolve([name(2)], by="bob", why="known", now=NOW))
+    return ops.resolve([name(1), name(2)], by="me", why="settled", now=NOW + 5)
+
+
+def purge(store: Store) -> Op[Any]:
+    step(store, dead(store, 1))
+    dead(store, 2)
+    return ops.purge([name(1), name(3)], by="me", why="old", now=NOW + 5)
+
+
+def pause(store: Store) -> Op[Any]:
+    return ops.pause("queue", "default", by="me", why="a leak", until_ms=1000, now=NOW)
+
+
+def resume(store: Store) -> Op[Any]:
+    store.run(ops.pause("task", "work", by="me", why="a leak", now=NOW))
+    return ops.resume("task", "work", by="me", why="fixed", now=NOW + 5)
+
+
+def register(store: Store) -> Op[Any]:
+    return ops.register("w", host="h", pid=1, queues=["default"], tasks=["work"], beat_ms=10, now=NOW)
+
+
+def leave(store: Store) -> Op[Any]:
+    store.run(register(store))
+    return ops.leave("w")
+
+
+def prune(what: str) -> Callable[[Store], Op[Any]]:
+    def make(store: Store) -> Op[Any]:
+        add(store, 1, key="k")
+        add(store, 2)
+        for job in take(store, 2):
+            store.succeed(job, '"r"')
+        step(store, name(2))
+        dead(store, 3)
+        store.query("insert into duly_fire (schedule, due_at, outcome, at) values ('s', 1, 'fired', 1)")
+        store.query("insert into duly_batch (id, name, created_at, completed_at) values (?, 'b', 1, 1)", BATCH)
+        store.run(register(store))
+        return ops.prune(what, now=NOW + (2 if what == "results" else 30) * DAY_MS)
+
+    return make
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "enqueue": Scenario(enqueue),
+    "enqueue keys": Scenario(enqueue_keys),
+    "enqueue key keep 0": Scenario(enqueue_key_keep_0),
+    "claim": Scenario(claim),
+    "recall": Scenario(recall),
+    "extend": Scenario(extend),
+    "progress": Scenario(progress),
+    "heartbeat": Scenario(heartbeat),
+    "finish plain": Scenario(finish_plain, already),
+    "finish mixed": Scenario(finish_mixed, already),
+    "finish keep 0": Scenario(finish_keep_0, gone),
+    "finish keep 0 after a retry": Scenario(finish_keep_0_after_a_retry, gone),
+    "release": Scenario(release, already),
+    "snooze": Scenario(snooze, already),
+    "rescue": Scenario(rescue),
+    "promote": Scenario(promote, nothing_left),
+    "expire": Scenario(expire),
+    "cancel": Scenario(cancel),
+    "replay": Scenario(replay),
+    "resolve": Scenario(resolve),
+    "purge": Scenario(purge),
+    "pause": Scenario(pause),
+    "resume": Scenario(resume),
+    "register": Scenario(register),
+    "leave": Scenario(leave),
+    **{f"prune {what}": Scenario(prune(what), nothing_left) for what in ops.PRUNABLE},
+}
+
+
+@pytest.fixture(params=["sqlite", "postgres", "d1"])
+def twins(request: pytest.FixtureRequest, tmp_path) -> Iterator[tuple[Store, Store]]:
+    """Two stores of a kind, on which no answer is lost unless a test says so."""
+    made: list[Store] = []
+    if request.param == "postgres":
+        server, template = request.getfixturevalue("postgres"), request.getfixturevalue("postgres_template")
+        made = [PostgresStore(server.new_database(template)) for _ in range(2)]
+    elif request.param == "sqlite":
+        made = [SQLiteStore(tmp_path / f"{n}.db") for n in range(2)]
+    else:
+        made = [D1Store(tmp_path / f"{n}.db") for n in range(2)]
+    for store in made:
+        store.driver._pauses = (0.0, 0.0, 0.0)
+        if isinstance(store, D1Store):
+            store.lose(None)
+    yield made[0], made[1]
+    for store in made:
+        store.close()
+        if isinstance(store, PostgresStore):
+            server.drop(store.url)
+
+
+def lose(store: Store, *, moment: str = "after", times: int = 1) -> list[str]:
+    """Break the connection at the next commits; returns the list of what was lost, which fills as it happens."""
+    lost: list[str] = []
+    if isinstance(store, D1Store):
+
+        def count(call: int) -> bool:
+            if len(lost) < times:
+                lost.append(str(call))
+                return True
+            return False
+
+        store.lose(count)
+        return lost
+
+    def hook(point: Point) -> None:
+        if (point.moment, point.section) == (moment, "commit") and len(lost) < times:
+            lost.append(point.op)
+            broken = sqlite3.OperationalError if store.kind == "sqlite" else psycopg.OperationalError
+            raise broken("the connection broke")
+
+    store.driver.hook = hook
+    return lost
+
+
+def comparable(store: Store) -> Any:
+    """Every row, with the ids that the database made itself left out: a rolled back number is never used again."""
+    others = re.compile(r"(?!00000000-)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+    rows = store.snapshot()
+    rows["duly_event"] = [event[1:] for event in sorted(rows["duly_event"])]
+    return json.loads(others.sub("made", json.dumps(rows)))
+
+
+@pytest.mark.parametrize("which", SCENARIOS)
+def test_j01_a_write_whose_answer_was_lost_is_repeated_without_harm(twins: tuple[Store, Store], which: str) -> None:
+    scenario = SCENARIOS[which]
+    calm, shaken = twins
+    expected = calm.run(scenario.op(calm))
+    op = scenario.op(shaken)
+    lost = lose(shaken)
+    answer = shaken.run(op)
+    assert len(lost) == 1
+    assert comparable(shaken) == comparable(calm)
+    assert answer == scenario.answer(expected)
+
+
+@pytest.mark.parametrize("twins", ["sqlite", "postgres"], indirect=True)  # D1 commits what it has been sent
+@pytest.mark.parametrize("which", SCENARIOS)
+def test_j01_a_write_that_never_came_to_its_commit_is_repeated_too(twins: tuple[Store, Store], which: str) -> None:
+    """Seen from outside this is the same: nobody can tell whether it was written."""
+    calm, shaken = twins
+    scenario = SCENARIOS[which]
+    expected = calm.run(scenario.op(calm))
+    op = scenario.op(shaken)
+    lost = lose(shaken, moment="before")
+    answer = shaken.run(op)
+    assert len(lost) == 1
+    assert comparable(shaken) == comparable(calm)
+    assert answer == expected
+
+
+@pytest.mark.parametrize("which", ["enqueue", "enqueue keys", "claim", "finish mixed", "cancel"])
+def test_j01_a_coroutine_asks_again_like_anybody_else(twins: tuple[Store, Store], which: str) -> None:
+    scenario = SCENARIOS[which]
+    calm, shaken = twins
+    expected = asyncio.run(calm.driver.arun(scenario.op(calm)))
+    op = scenario.op(shaken)
+    lost = lose(shaken)
+    answer = asyncio.run(shaken.driver.arun(op))
+    assert len(lost) == 1
+    assert comparable(shaken) == comparable(calm)
+    assert answer == scenario.answer(expected)
+
+
+def test_j01_three_lost_answers_are_asked_for_again_and_a_fourth_is_told(twins: tuple[Store, Store]) -> None:
+    store, _ = twins
+    lost = lose(store, times=3)
+    assert store.run(enqueue(store)) == [Enqueued(name(1)), Enqueued(name(2))]
+    assert len(lost) == 3
+    lost = lose(store, times=4)
+    with pytest.raises(AnswerLost):
+        store.run(ops.enqueue(Terms("work"), [NewJob(name(3), "1")], now=NOW))
+    assert len(lost) == 4
+    assert sorted(row[0] for row in store.query("select id from duly_job")) == [name(1), name(2), name(3)]
+
+
+@pytest.mark.parametrize("asked", [Driver.run, lambda driver, op: asyncio.run(driver.arun(op))], ids=["run", "arun"])
+def test_j01_what_leaves_no_trace_is_not_repeated(twins: tuple[Store, Store], asked: Callable[..., Any]) -> None:
+    store, _ = twins
+    lost = lose(store, times=9)
+    with pytest.raises(EnqueueUnknown):
+        asked(store.driver, ops.enqueue(Terms("work", keep_ms=0), [NewJob(name(1), "1")], now=NOW))
+    assert len(lost) == 1
+
+
+READS = {
+    "attempts", "clock", "dead_list", "dead_metrics", "events", "expirable", "expired_leases", "get", "listing",
+    "next_due", "paused", "steps", "why", "workers",
+}  # fmt: skip
+
+
+def test_j01_no_write_is_missing_here() -> None:
+    made = {
+        found for found, function in inspect.getmembers(ops, inspect.isfunction)
+        if not found.startswith("_") and str(inspect.signature(function).return_annotation).startswith("Op[")
+    }  # fmt: skip
+    assert made - READS == {which.split()[0] for which in SCENARIOS}

@@ -1,0 +1,439 @@
+"""Migrations: a fresh database is the same as a migrated one, and a schema that does not fit is named as such."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from duly.errors import SchemaMismatch, StoreError, StoreRefused
+from duly.store import migrate, ops
+from duly.store import postgres as pg
+from duly.store.driver import Driver
+from duly.store.migrate import Migration
+from duly.store.postgres import PostgresDriver, bring_up_to_date, migration_sql
+from duly.store.sqlite import SQLiteDriver
+from duly.store.statements import Dialect
+from tests.contract.test_statements import every_op
+from tests.servers.postgres import PostgresServer
+
+FIRST = {dialect: migrate.migrations(dialect) for dialect in ("sqlite", "postgres")}
+
+SECOND = """
+-- A step as the next version would bring it; a comment; with a semicolon.
+alter table {}duly_job add column colour text;
+create index duly_job_colour on {}duly_job (colour) where colour is not null;
+create table {}duly_extra (id text not null primary key, at bigint not null);
+update {}duly_meta set value = '2' where name = 'schema';
+"""
+
+
+def second(dialect: Dialect, text: str = SECOND) -> Migration:
+    return Migration(2, "colour", text.replace("{}", "duly." if dialect == "postgres" else ""))
+
+
+@pytest.fixture
+def next_version(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Become a version of duly that has one more migration, or the text given instead of it."""
+
+    def become(text: str = SECOND) -> None:
+        monkeypatch.setattr(migrate, "migrations", lambda dialect: (*FIRST[dialect], second(dialect, text)))
+
+    return become
+
+
+@pytest.fixture
+def empty(postgres: PostgresServer) -> Iterator[str]:
+    url = postgres.new_database()
+    yield url
+    postgres.drop(url)
+
+
+def open_file(path: Path) -> None:
+    """Open a file as duly does, and let go of it."""
+    driver = SQLiteDriver(path)
+    try:
+        driver.run(ops.clock())
+    finally:
+        driver.close()
+
+
+def on_file(path: Path, text: str, *params: Any) -> list[tuple[Any, ...]]:
+    conn = sqlite3.connect(path, isolation_level=None)
+    try:
+        conn.execute("pragma wal_autocheckpoint = 0")
+        return conn.execute(text, params).fetchall()
+    finally:
+        conn.close()
+
+
+def on_server(url: str, text: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url, autocommit=True) as conn:
+        cursor = conn.execute(text)
+        return cursor.fetchall() if cursor.description else []
+
+
+def schema_of_file(path: Path) -> list[Any]:
+    """Tables with their columns, indexes and views; a column that was added later stands last, as in a fresh file."""
+    made = on_file(path, "select type, name, tbl_name from sqlite_master where name like 'duly%' order by name")
+    columns = [
+        (name, on_file(path, f"select name, type, \"notnull\", dflt_value, pk from pragma_table_info('{name}')"))
+        for kind, name, _ in made
+        if kind in ("table", "view")
+    ]
+    texts = on_file(path, "select name, sql from sqlite_master where type in ('index', 'view') order by name")
+    return [made, columns, texts, on_file(path, "select name, value from duly_meta order by name")]
+
+
+def schema_of_server(url: str, schema: str = "duly") -> list[Any]:
+    queries = """
+    select table_name, column_name, ordinal_position, data_type, is_nullable, column_default, is_identity
+      from information_schema.columns where table_schema = '{}' order by 1, 3;
+    select tablename, indexname, replace(indexdef, '{}.', '') from pg_indexes where schemaname = '{}' order by 1, 2;
+    select conrelid::regclass::text, conname, pg_get_constraintdef(oid) from pg_constraint
+     where connamespace = '{}'::regnamespace order by 1, 2;
+    select relname, relkind, reloptions from pg_class where relnamespace = '{}'::regnamespace order by 1;
+    select viewname, definition from pg_views where schemaname = '{}' order by 1;
+    select name, value from {}.duly_meta order by 1"""
+    return [on_server(url, query.replace("{}", schema)) for query in queries.split(";")]
+
+
+# A fresh database and a migrated one are the same
+
+
+def test_a_fresh_sqlite_file_is_the_same_as_a_migrated_one(tmp_path: Path, next_version: Any) -> None:
+    open_file(tmp_path / "old.db")
+    next_version()
+    open_file(tmp_path / "old.db")
+    open_file(tmp_path / "fresh.db")
+    assert schema_of_file(tmp_path / "old.db") == schema_of_file(tmp_path / "fresh.db")
+    assert on_file(tmp_path / "old.db", "select value from duly_meta where name = 'schema'") == [("2",)]
+    assert on_file(tmp_path / "old.db", "select count(*) from duly_extra") == [(0,)]
+
+
+def test_a_fresh_postgres_schema_is_the_same_as_a_migrated_one(
+    postgres: PostgresServer, empty: str, next_version: Any
+) -> None:
+    other = postgres.new_database()
+    assert [step.number for step in bring_up_to_date(empty)] == [1]
+    next_version()
+    assert [step.number for step in pg.pending(empty)] == [2]
+    assert [step.number for step in bring_up_to_date(empty)] == [2]
+    assert [step.number for step in bring_up_to_date(other)] == [1, 2]
+    assert schema_of_server(empty) == schema_of_server(other)
+    assert pg.pending(empty) == bring_up_to_date(empty) == ()
+    postgres.drop(other)
+
+
+def test_jobs_live_through_a_migration(tmp_path: Path, empty: str, next_version: Any) -> None:
+    from tests.contract.stores import PostgresStore, SQLiteStore
+
+    bring_up_to_date(empty)
+    stores = [SQLiteStore(tmp_path / "duly.db"), PostgresStore(empty)]
+    ids = [store.enqueue(3) for store in stores]
+    for store in stores:
+        store.driver.close()
+    next_version()
+    bring_up_to_date(empty)
+    for store, made in zip((SQLiteStore(tmp_path / "duly.db"), PostgresStore(empty)), ids, strict=True):
+        assert [job.id for job in store.claim(5)] == made
+        store.close()
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize("dialect", FIRST)
+def test_migrations_are_numbered_from_one_without_a_gap(dialect: Dialect) -> None:
+    assert [step.number for step in FIRST[dialect]] == list(range(1, len(FIRST[dialect]) + 1))
+    assert migrate.newest(dialect) == len(FIRST[dialect])
+
+
+def test_both_dialects_have_the_same_tables_and_columns(tmp_path: Path, postgres_url: str) -> None:
+    open_file(tmp_path / "duly.db")
+    names = on_file(tmp_path / "duly.db", "select name from sqlite_master where type in ('table', 'view')")
+    tables = {row[0] for row in names if row[0].startswith("duly")}
+    lite = {
+        name: {row[0] for row in on_file(tmp_path / "duly.db", f"select name from pragma_table_info('{name}')")}
+        for name in tables
+    }
+    post: dict[str, set[str]] = {}
+    for table, column in on_server(
+        postgres_url, "select table_name, column_name from information_schema.columns where table_schema = 'duly'"
+    ):
+        post.setdefault(table, set()).add(column)
+    assert lite == post
+    assert migrate.newest("sqlite") == migrate.newest("postgres")
+
+
+# SQLite opens and migrates by itself
+
+
+def test_a_file_is_migrated_when_it_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    open_file(path)
+    assert on_file(path, "select name, value from duly_meta order by name") == [("schema", "1"), ("works_with", "1")]
+
+
+OPEN = """
+import sys
+from pathlib import Path
+from duly.store import ops
+from duly.store.sqlite import SQLiteDriver
+driver = SQLiteDriver(Path(sys.argv[1]))
+print("here", flush=True)
+sys.stdin.readline()
+driver.run(ops.register(sys.argv[2], host="h", pid=1, queues=[], tasks=[], beat_ms=1))
+driver.close()
+"""
+
+
+def test_eight_processes_that_open_a_new_file_at_once_all_succeed(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPEN, str(path), f"w{number}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(8)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    ended = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
+    assert ended == [("", 0)] * 8
+    assert on_file(path, "select count(*) from duly_worker") == [(8,)]
+    assert on_file(path, "pragma integrity_check") == [("ok",)]
+
+
+# Schemas that do not fit
+
+
+def test_postgres_without_tables_is_told_to_migrate(empty: str) -> None:
+    driver = PostgresDriver(empty)
+    with pytest.raises(SchemaMismatch, match=r"no duly tables yet: run `duly migrate`"):
+        driver.run(ops.clock())
+    bring_up_to_date(empty)
+    driver.run(ops.clock())  # the same driver, without a restart
+    driver.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A migrated database: how to open it, and how to change what it says of its schema."""
+    if request.param == "sqlite":
+        path = tmp_path / "duly.db"
+        open_file(path)
+        return lambda: SQLiteDriver(path), lambda text: on_file(path, text.replace("duly.", ""))
+    url = request.getfixturevalue("postgres_url")
+    return lambda: PostgresDriver(url), lambda text: on_server(url, text)
+
+
+def refused(driver: Driver) -> str:
+    try:
+        with pytest.raises(SchemaMismatch) as raised:
+            driver.run(ops.next_due("q"))
+        return str(raised.value)
+    finally:
+        driver.close()
+
+
+def test_an_older_schema_is_told_to_migrate_on_postgres(postgres_url: str, next_version: Any) -> None:
+    next_version()
+    told = refused(PostgresDriver(postgres_url))
+    assert "has schema 1, this version of duly needs 2: run `duly migrate`" in told
+
+
+def test_u01_a_newer_schema_that_says_it_works_with_this_version_does(database: Any) -> None:
+    connect, change = database
+    change("update duly.duly_meta set value = '7' where name = 'schema'")
+    driver = connect()
+    assert driver.run(ops.next_due("q")) is None
+    driver.close()
+
+
+def test_a_newer_schema_that_needs_a_newer_version_is_refused(database: Any) -> None:
+    connect, change = database
+    change("update duly.duly_meta set value = '7' where name in ('schema', 'works_with')")
+    told = refused(connect())
+    assert "has schema 7, which needs a newer duly than this one (schema 1): upgrade duly" in told
+
+
+def test_a_table_that_is_missing_is_named(database: Any) -> None:
+    connect, change = database
+    change("drop view duly.duly_jobs")
+    change("drop view duly.duly_dead")
+    change("drop table duly.duly_done")
+    driver = connect()
+    with pytest.raises(SchemaMismatch, match="duly_done"):
+        driver.run(ops.dead_metrics())
+    driver.close()
+
+
+# A migration that fails
+
+
+BROKEN = "create table {}duly_extra (id text);\nalter table {}duly_nothing add column x text;"
+
+
+def test_a_migration_that_fails_half_way_leaves_nothing_on_sqlite(tmp_path: Path, next_version: Any) -> None:
+    path = tmp_path / "duly.db"
+    open_file(path)
+    before = schema_of_file(path)
+    next_version(BROKEN)
+    with pytest.raises(StoreError, match="migrate"):
+        open_file(path)
+    assert schema_of_file(path) == before
+    with pytest.raises(StoreError, match="migrate"):
+        open_file(tmp_path / "fresh.db")
+    assert on_file(tmp_path / "fresh.db", "select name from sqlite_master") == []
+    next_version()
+    open_file(path)  # and the file is not the worse for it
+    assert on_file(path, "select value from duly_meta where name = 'schema'") == [("2",)]
+
+
+def test_a_migration_that_fails_half_way_leaves_nothing_on_postgres(empty: str, next_version: Any) -> None:
+    next_version(BROKEN)
+    with pytest.raises(StoreError, match="duly_nothing"):
+        bring_up_to_date(empty)
+    assert on_server(empty, "select 1 from pg_namespace where nspname = 'duly'") == []
+    next_version()
+    assert len(bring_up_to_date(empty)) == 2
+
+
+def test_postgres_migrations_at_the_same_time_wait_for_each_other(empty: str) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as threads:
+        applied = list(threads.map(lambda _: bring_up_to_date(empty), range(4)))
+    assert sorted(len(steps) for steps in applied) == [0, 0, 0, len(FIRST["postgres"])]
+
+
+# Grants
+
+
+@pytest.fixture
+def role(postgres: PostgresServer, empty: str) -> Iterator[str]:
+    name = f'wor"ker {os.urandom(3).hex()}'
+    quoted = name.replace('"', '""')
+    on_server(empty, f'create role "{quoted}" login')
+    yield name
+    on_server(empty, f'drop owned by "{quoted}"')
+    on_server(empty, f'drop role "{quoted}"')
+
+
+def test_a_role_with_only_the_grants_can_run_every_operation_and_drop_nothing(empty: str, role: str) -> None:
+    bring_up_to_date(empty, grant=role)
+    url = make_conninfo(empty, user=role)
+    driver = PostgresDriver(url)
+    for asked in every_op().values():
+        for op in asked:
+            driver.run(op)
+            if op.again is not None:
+                driver.run(op.again)
+    driver.close()
+    with psycopg.connect(url, autocommit=True) as conn:
+        for statement in (
+            "drop table duly.duly_job",
+            "truncate duly.duly_job",
+            "alter table duly.duly_job add column x int",
+            "create table duly.mine (x int)",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                conn.execute(statement)
+
+
+def test_a_role_without_grants_is_told_how_to_get_them(empty: str, role: str) -> None:
+    bring_up_to_date(empty)
+    driver = PostgresDriver(make_conninfo(empty, user=role))
+    with pytest.raises(StoreError, match=r"duly migrate --grant ROLE") as raised:
+        driver.run(ops.next_due("q"))
+    assert not isinstance(raised.value, StoreRefused)
+    driver.close()
+
+
+def test_grants_reach_what_a_later_migration_adds(empty: str, role: str, next_version: Any) -> None:
+    bring_up_to_date(empty, grant=role)
+    next_version()
+    bring_up_to_date(empty, grant=role)
+    assert on_server(make_conninfo(empty, user=role), "select count(*) from duly.duly_extra") == [(0,)]
+
+
+# The script for people who run such things themselves
+
+
+@pytest.mark.parametrize("schema", ["duly", "other"])
+def test_the_script_run_by_psql_gives_the_same_schema(
+    postgres: PostgresServer, empty: str, postgres_url: str, schema: str
+) -> None:
+    script = migration_sql(schema, migrate.pending("postgres", {}))
+    psql = postgres.bin_dir / "psql"
+    if psql.exists():
+        ran = subprocess.run(
+            [psql, empty, "-X", "-q", "-v", "ON_ERROR_STOP=1", "--single-transaction", "-f", "-"],
+            input=script,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ran.returncode, ran.stderr) == (0, "")
+    else:
+        on_server(empty, script)
+    assert bring_up_to_date(empty, schema=schema) == ()
+    ours, theirs = schema_of_server(empty, schema), schema_of_server(postgres_url)
+    assert repr(ours).replace(f"{schema}.", "duly.") == repr(theirs)
+
+
+def test_the_script_can_be_limited_to_what_is_pending_and_holds_the_grants(next_version: Any) -> None:
+    next_version()
+    script = migration_sql("duly", migrate.pending("postgres", {"schema": "1"}), grant='od"d')
+    assert "duly_extra" in script
+    assert "create table" in script
+    assert '"duly".duly_meta (' not in script
+    assert 'grant select, insert, update, delete on all tables in schema "duly" to "od""d";' in script
+
+
+# Settings of the tables
+
+
+def test_postgres_tables_that_are_rewritten_all_day_have_room_and_are_vacuumed_by_number(postgres_url: str) -> None:
+    options = dict(
+        on_server(
+            postgres_url,
+            "select relname, reloptions from pg_class where relnamespace = 'duly'::regnamespace and relkind = 'r'",
+        )
+    )
+    job = dict(option.split("=") for option in options["duly_job"])
+    assert 40 <= int(job["fillfactor"]) <= 80
+    assert (job["autovacuum_vacuum_scale_factor"], job["autovacuum_analyze_scale_factor"]) == ("0", "0")
+    assert int(job["autovacuum_vacuum_threshold"]) <= 10_000
+    assert int(job["autovacuum_analyze_threshold"]) <= 10_000
+    assert job["autovacuum_vacuum_cost_delay"] == "0"
+    for table in ("duly_batch", "duly_worker", "duly_key"):
+        assert any(option.startswith("fillfactor=") for option in options[table]), table
+    assert any(option.startswith("autovacuum_vacuum_scale_factor=") for option in options["duly_done"])
+
+
+def test_no_index_of_live_jobs_is_touched_by_a_beat(postgres_url: str) -> None:
+    """A beat must stay a HOT update: no index may name what it changes."""
+    definitions = [
+        row[0] for row in on_server(postgres_url, "select indexdef from pg_indexes where tablename = 'duly_job'")
+    ]
+    assert len(definitions) > 5
+    for definition in definitions:
+        for column in ("lease_until", "heartbeat_at", "progress"):
+            assert column not in definition

@@ -1,0 +1,412 @@
+"""What the databases do with our statements when a million jobs are ready: which index, and how much is read.
+
+Plans are read before and after the tables were analyzed, for the values at hand and, on PostgreSQL, for any values.
+Costs are counted in pages and in steps of SQLite's machine, never in time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from msgspec.structs import replace
+from psycopg import sql
+
+from duly.model import Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
+from duly.store import ops
+from duly.store.ops import Finish, Held, Op, Replay
+from duly.store.postgres import bring_up_to_date
+from duly.store.sqlite import SQLiteDriver
+from duly.store.statements import spell
+from tests.contract.stores import NOW
+from tests.servers.postgres import PostgresServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+READY, SCHEDULED, DONE, KEYS = 1_000_000, 100_000, 200_000, 100_000
+FIRST_DONE = 2_000_000
+BIG = ("duly_job", "duly_done", "duly_key")
+
+JOBS = f"""
+insert into duly_job (id, task, queue, priority, state, max_attempts, created_at, due_at, lease_ms, keep_ms,
+                      result_ttl_ms, payload)
+{{numbers}}
+select {{id}}, 'work', case when n % 10 = 0 then 'mail' else 'default' end, n % 3,
+       case when n <= {READY} then 'ready' else 'scheduled' end, 5, {NOW},
+       {NOW} + case when n <= {READY} then -(n % 1000) else n end, 30000, 1000, 1000, '{{{{"n":1}}}}'
+  from {{source}}
+"""
+FINISHED = f"""
+insert into duly_done (id, task, queue, priority, state, attempt, max_attempts, crashes, created_at, lease_ms,
+                       finished_at, keep_ms, result_ttl_ms, prune_at, replay_count, payload, result, result_until)
+{{numbers}}
+select {{id}}, 'work', 'default', 0,
+       case n % 1000 when 0 then 'dead' when 1 then 'partial' else 'succeeded' end, 1, 5, 0, {NOW}, 1, {NOW} - n,
+       1000, 1000, case when n % 1000 <> 0 then {NOW} - n + 1000000 end, 0, '{{{{"n":1}}}}', '1', {NOW}
+  from {{source}}
+"""
+HELD_KEYS = f"""
+insert into duly_key (task, key, job_id, state, fingerprint, expires_at)
+{{numbers}}
+select 'work', 'key ' || n, {{id}}, 'succeeded', 'f', {NOW} + n
+  from {{source}}
+"""
+FILLS = ((JOBS, 1, READY + SCHEDULED), (FINISHED, FIRST_DONE + 1, FIRST_DONE + DONE), (HELD_KEYS, 1, KEYS))
+
+
+def id_of(number: int) -> str:
+    text = f"{number:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+@pytest.fixture(scope="session")
+def full_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+    path = tmp_path_factory.mktemp("plans") / "duly.db"
+    driver = SQLiteDriver(path)
+    driver.run(ops.clock())
+    driver.close()
+    conn = sqlite3.connect(path, isolation_level=None)
+    for pragma in ("journal_mode = off", "synchronous = off", "cache_size = -300000"):
+        conn.execute(f"pragma {pragma}")
+    for fill, first, last in FILLS:
+        numbers = f"with recursive numbers (n) as (select {first} union all select n + 1 from numbers where n < {last})"
+        one = "printf('00000000-0000-0000-%04x-%012x', n / 281474976710656, n)"
+        conn.execute(fill.format(numbers=numbers, id=one, source="numbers"))
+    conn.execute("pragma journal_mode = wal")
+    conn.execute("pragma wal_autocheckpoint = 0")
+    yield conn
+    conn.close()
+
+
+@pytest.fixture(scope="session")
+def full_postgres(postgres: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
+    url = postgres.new_database()
+    bring_up_to_date(url)
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as conn:
+        for table in BIG:  # we say when they are analyzed
+            conn.execute(f"alter table duly.{table} set (autovacuum_enabled = false)")
+        conn.execute("set search_path to duly")
+        for fill, first, last in FILLS:
+            source = f"generate_series({first}, {last}) as n"
+            conn.execute(fill.format(numbers="", id="lpad(to_hex(n), 32, '0')::uuid", source=source))
+        conn.execute("set search_path to pg_catalog")
+        yield conn
+    postgres.drop(url)
+
+
+# What is asked
+
+
+class Asked(NamedTuple):
+    """An operation, and the indexes each of its sections may walk on the big tables."""
+
+    op: Op[Any]
+    walks: dict[str, set[str]]
+
+
+def job(number: int, **more: Any) -> Claimed:
+    known = Claimed(
+        id=id_of(number), token=5, task="work", queue="default", priority=0, payload="{}", envelope=Envelope(),
+        key=None, attempt=1, max_attempts=5, crashes=0, suspect=False, lease_ms=1000, lease_until=NOW, due_at=NOW,
+        created_at=NOW, keep_ms=9, batch_id=None, schedule=None, replay_count=0, cancel_requested_at=None,
+    )  # fmt: skip
+    return replace(known, **more)
+
+
+BY_ID = {"duly_job_pkey"}
+DONE_BY_ID = {"duly_done_pkey"}
+EITHER_BY_ID = BY_ID | DONE_BY_ID
+KEY = {"duly_key_pkey"}
+BY_KEY = EITHER_BY_ID | KEY  # what a section may walk that says nothing else
+HUNDRED = range(1, 101)
+TAIL = {
+    "ended_key": BY_ID | KEY,
+    **dict.fromkeys(("ended_batch", "ended_callbacks", "ended_schedule", "ended_event"), BY_ID),
+    **dict.fromkeys(("ended_done", "ended_delete"), BY_ID),
+}
+FAILED = Change(State.DEAD, error=Failure("E", "no", "traceback"))
+KEYED = [NewJob(id_of(FIRST_DONE + n), "{}", key=f"key {n}") for n in HUNDRED]
+CLAIM = {"duly_job_ready", "duly_job_scheduled", "duly_job_running", "duly_job_pkey"}
+
+ASKED: dict[str, Asked] = {
+    "claim": Asked(ops.claim("default", limit=50, token=9, worker="w", tasks=["work"], now=NOW), {"claim": CLAIM}),
+    "claim of all tasks": Asked(ops.claim("default", limit=50, token=9, worker="w", now=NOW), {"claim": CLAIM}),
+    "claim of suspects": Asked(
+        ops.claim("default", limit=1, token=9, worker="w", alone=True, now=NOW), {"claim": CLAIM}
+    ),
+    "recall": Asked(ops.recall(9), {"claim": CLAIM}),
+    "extend": Asked(ops.extend([Held(id_of(n), 5) for n in HUNDRED], now=NOW), {"extend": BY_ID}),
+    "progress": Asked(ops.progress(Held(id_of(1), 5), 3), {"progress": BY_ID | {"duly_job_running"}}),
+    "finish plain": Asked(
+        ops.finish([Finish(job(n), Change(State.SUCCEEDED, result="1")) for n in HUNDRED], now=NOW),
+        {"finish_plain": BY_ID},
+    ),
+    "finish": Asked(
+        ops.finish([Finish(job(n), FAILED) for n in HUNDRED], now=NOW),
+        {"finish": BY_ID, "failed_attempts": BY_ID, **TAIL},
+    ),
+    "settle": Asked(
+        ops.finish([Finish(job(n), FAILED) for n in HUNDRED]).follow({}),  # type: ignore[misc, arg-type]
+        {"settle": EITHER_BY_ID},
+    ),
+    "promote": Asked(
+        ops.promote("default", now=NOW), {"promote": BY_ID | {"duly_job_scheduled", "duly_job_waiting"}}
+    ),
+    "next_due": Asked(ops.next_due("default"), {"next_due": {"duly_job_scheduled"}}),
+    "expired_leases": Asked(ops.expired_leases(now=NOW), {"expired_leases": {"duly_job_running"}}),
+    "rescue": Asked(
+        ops.rescue([Sighting(id_of(n), 5, NOW, 1000, "w") for n in HUNDRED], now=NOW),
+        {"rescue": BY_ID, "crashed_attempts": BY_ID, **TAIL},
+    ),
+    "rescued": Asked(
+        Op("rescued", ("rescued",), {"seen": json.dumps([{"id": id_of(1), "token": 5}])}, len),
+        {"rescued": EITHER_BY_ID},
+    ),
+    "expirable": Asked(ops.expirable(now=NOW), {"expirable": {"duly_job_expires"}}),
+    "expire": Asked(
+        ops.expire([id_of(n) for n in HUNDRED], now=NOW), {"expire": BY_ID | {"duly_job_expires"}, **TAIL}
+    ),
+    "cancel": Asked(ops.cancel([id_of(n) for n in HUNDRED], now=NOW), {"cancel": BY_ID, **TAIL}),
+    "get": Asked(ops.get(id_of(7), now=NOW), {"list": EITHER_BY_ID}),
+    "list": Asked(ops.listing(now=NOW), {"list": EITHER_BY_ID}),
+    "list of the dead": Asked(
+        ops.listing(state=State.DEAD, now=NOW), {"list": EITHER_BY_ID | {"duly_done_dead", "duly_done_partial"}}
+    ),
+    "dead_list": Asked(ops.dead_list(now=NOW), {"dead_list": DONE_BY_ID | {"duly_done_dead", "duly_done_partial"}}),
+    "dead_list with partial": Asked(
+        ops.dead_list(partial=True, now=NOW), {"dead_list": DONE_BY_ID | {"duly_done_dead", "duly_done_partial"}}
+    ),
+    "dead_metrics": Asked(ops.dead_metrics(now=NOW), {"dead_metrics": {"duly_done_dead"}}),
+    "prune results": Asked(ops.prune("results", now=NOW), {"prune_results": DONE_BY_ID | {"duly_done_prune"}}),
+    "prune done": Asked(ops.prune("done", now=NOW), {"prune_done": DONE_BY_ID | {"duly_done_prune"}}),
+    "prune keys": Asked(ops.prune("keys", now=NOW), {"prune_keys": KEY | {"duly_key_expires"}}),
+    "prune batches": Asked(ops.prune("batches", now=NOW), {"prune_batches": {"duly_done_batch"}}),
+    "enqueue": Asked(
+        ops.enqueue(Terms("work"), KEYED, now=NOW).again,  # type: ignore[arg-type]
+        {"reserve_keys": set(), "enqueue_keyed": KEY, "undo_finished": EITHER_BY_ID | KEY, "key_holders": KEY},
+    ),
+    "replay": Asked(
+        ops.replay([Replay(id_of(FIRST_DONE + 1000 * n), id_of(n)) for n in HUNDRED], now=NOW),
+        {"replay": EITHER_BY_ID | KEY},
+    ),
+    "purge": Asked(
+        ops.purge([id_of(FIRST_DONE + 1000)], now=NOW), {"purge": DONE_BY_ID | {"duly_done_dead"}}
+    ),
+}  # fmt: skip
+
+
+# PostgreSQL
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def plans(conn: psycopg.Connection[Any], section: str, op: Op[Any], *, generic: bool) -> Iterator[dict[str, Any]]:
+    """The plan of each statement of a section, for the values at hand or for any."""
+    if not generic:
+        for text in spell("postgres", section, "pyformat"):
+            yield conn.execute("explain (format json) " + text.sql, op.params).fetchone()[0][0]["Plan"]
+        return
+    conn.execute("set plan_cache_mode = force_generic_plan")
+    for text in spell("postgres", section, "dollar"):
+        conn.execute(f"prepare asked as {text.sql}")
+        values = sql.SQL(", ").join(sql.Literal(op.params[name]) for name in text.parameters)
+        call = sql.SQL("execute asked ({})").format(values) if text.parameters else sql.SQL("execute asked")
+        yield conn.execute(sql.SQL("explain (format json) ") + call).fetchone()[0][0]["Plan"]
+        conn.execute("deallocate asked")
+
+
+def walked(plan: dict[str, Any]) -> set[str]:
+    """The indexes a plan reads, and `all of <table>` for each big table that it reads whole."""
+    found = {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
+    scans = [node for node in nodes(plan) if node["Node Type"].endswith("Seq Scan")]
+    return found | {f"all of {node['Relation Name']}" for node in scans}
+
+
+SMALL = ("duly_attempt", "duly_step", "duly_batch", "duly_queue", "duly_schedule", "duly_event")
+
+
+def of_big_tables(found: set[str]) -> set[str]:
+    return {name for name in found if not name.removeprefix("all of ").startswith(SMALL)}
+
+
+@pytest.fixture(params=["before analyze", "after analyze"])
+def postgres_plans(request: pytest.FixtureRequest, full_postgres: psycopg.Connection[Any]) -> Any:
+    analyzed = full_postgres.execute("select count(*) from pg_stats where schemaname = 'duly'").fetchone() != (0,)
+    if request.param == "after analyze" and not analyzed:
+        for table in BIG:
+            full_postgres.execute(f"analyze duly.{table}")
+    if request.param == "before analyze" and analyzed:
+        full_postgres.execute("delete from pg_statistic where starelid::regclass::text like '%duly_%'")
+        full_postgres.execute("update pg_class set reltuples = -1 where relname like 'duly_%'")
+        full_postgres.execute("discard plans")
+    return full_postgres
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
+def test_postgres_walks_the_intended_indexes(postgres_plans: psycopg.Connection[Any], generic: bool) -> None:
+    wrong = {}
+    for name, asked in ASKED.items():
+        for section in asked.op.sections:
+            for plan in plans(postgres_plans, section, asked.op, generic=generic):
+                beside = of_big_tables(walked(plan)) - asked.walks.get(section, BY_KEY)
+                if beside:
+                    wrong[name, section] = beside
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
+def test_postgres_sorts_nothing_on_the_walk_over_ready_and_due_rows(
+    postgres_plans: psycopg.Connection[Any], generic: bool
+) -> None:
+    for name in ("claim", "claim of all tasks", "claim of suspects"):
+        (plan,) = plans(postgres_plans, "claim", ASKED[name].op, generic=generic)
+        for walk, index in (("CTE ready", "duly_job_ready"), ("CTE due", "duly_job_scheduled")):
+            (part,) = [node for node in nodes(plan) if node.get("Subplan Name") == walk]
+            read = walked(part) & {"duly_job_ready", "duly_job_scheduled"}
+            if not read and (name, walk) == ("claim of suspects", "CTE due"):
+                continue  # none can be there, and the plan knows it
+            assert read == {index}
+            assert not [node for node in nodes(part) if "Sort" in node["Node Type"]], name
+    first, _ = plans(postgres_plans, "promote", ASKED["promote"].op, generic=generic)
+    assert not [node for node in nodes(first) if "Sort" in node["Node Type"]]
+
+
+def blocks(conn: psycopg.Connection[Any], op: Op[Any]) -> int:
+    """Run an operation, undo it, and count the pages it touched."""
+    touched = 0
+    with conn.transaction(force_rollback=True):
+        for section in op.sections:
+            for text in spell("postgres", section, "pyformat"):
+                told = conn.execute("explain (analyze, buffers, format json) " + text.sql, op.params).fetchone()
+                plan = told[0][0]["Plan"]
+                touched += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return touched
+
+
+def test_postgres_reads_few_pages_at_a_million_rows(postgres_plans: psycopg.Connection[Any]) -> None:
+    assert blocks(postgres_plans, ASKED["claim"].op) < 50 * 30
+    for name, most in READS.items():
+        assert blocks(postgres_plans, ASKED[name].op) < most, name
+
+
+# What these may read: a few pages or steps for each row they name or return, whatever the tables hold.
+READS = {
+    "claim of suspects": 100,
+    "recall": 100,
+    "extend": 100 * 20,
+    "finish plain": 100 * 20,
+    "settle": 100 * 30,
+    "next_due": 20,
+    "expired_leases": 100,
+    "expirable": 100,
+    "get": 100,
+    "list": 3000,
+    "dead_list": 1000,
+    "prune batches": 100,
+}
+
+
+# SQLite
+
+
+@pytest.fixture(params=["before analyze", "after analyze"])
+def sqlite_plans(request: pytest.FixtureRequest, full_sqlite: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    if request.param == "before analyze":
+        yield full_sqlite
+        return
+    full_sqlite.execute("pragma analysis_limit = 1000")
+    full_sqlite.execute("analyze")
+    yield full_sqlite
+    full_sqlite.execute("drop table sqlite_stat1")
+    full_sqlite.execute("analyze sqlite_schema")
+
+
+def explained(conn: sqlite3.Connection, section: str, op: Op[Any]) -> list[list[str]]:
+    return [
+        [row[3] for row in conn.execute("explain query plan " + text.sql, op.params)]
+        for text in spell("sqlite", section, "named")
+    ]
+
+
+def walked_by_sqlite(lines: list[str]) -> set[str]:
+    found = set()
+    for line in lines:
+        words = line.split()
+        table = words[1] if len(words) > 1 else ""
+        if words[0] not in ("SCAN", "SEARCH") or table not in BIG:
+            continue
+        named = words[words.index("INDEX") + 1] if "INDEX" in words else None
+        if words[0] == "SCAN" and named != "duly_done_dead":
+            found.add(f"all of {table}")
+        else:
+            found.add(named or f"{table}_pkey")
+    return found
+
+
+def test_sqlite_walks_the_intended_indexes(sqlite_plans: sqlite3.Connection) -> None:
+    wrong = {}
+    for name, asked in ASKED.items():
+        for section in asked.op.sections:
+            for lines in explained(sqlite_plans, section, asked.op):
+                beside = walked_by_sqlite(lines) - asked.walks.get(section, BY_KEY)
+                if beside:
+                    wrong[name, section] = beside
+    assert wrong == {}
+
+
+def test_sqlite_sorts_nothing_on_the_walk_over_ready_and_due_rows(sqlite_plans: sqlite3.Connection) -> None:
+    for name in ("claim", "claim of all tasks", "claim of suspects"):
+        take, _ = explained(sqlite_plans, "claim", ASKED[name].op)
+        assert not [line for line in take if "TEMP B-TREE" in line], name
+        assert {"duly_job_ready", "duly_job_scheduled"} <= walked_by_sqlite(take)
+    for lines in explained(sqlite_plans, "promote", ASKED["promote"].op):
+        assert not [line for line in lines if "TEMP B-TREE" in line]
+
+
+def steps(conn: sqlite3.Connection, op: Op[Any]) -> int:
+    """Run an operation, undo it, and count the steps of SQLite's machine, in tens."""
+    ticks = itertools.count()
+    conn.execute("begin immediate")
+    conn.set_progress_handler(lambda: next(ticks) < 0, 10)
+    try:
+        for section in op.sections:
+            for text in spell("sqlite", section, "named"):
+                conn.execute(text.sql, op.params).fetchall()
+    finally:
+        conn.set_progress_handler(None, 0)
+        conn.execute("rollback")
+    return next(ticks) * 10
+
+
+def test_sqlite_takes_few_steps_at_a_million_rows(sqlite_plans: sqlite3.Connection) -> None:
+    assert steps(sqlite_plans, ASKED["claim"].op) < 50 * 400
+    for name, most in STEPS.items():
+        assert steps(sqlite_plans, ASKED[name].op) < most, name
+
+
+STEPS = {
+    "claim of suspects": 2000,
+    "recall": 1000,
+    "extend": 100 * 100,
+    "finish plain": 100 * 200,
+    "finish": 100 * 500,
+    "settle": 100 * 200,
+    "next_due": 200,
+    "expired_leases": 500,
+    "expirable": 500,
+    "get": 1000,
+    "list": 100 * 200,
+    "dead_list": 100 * 200,
+    "dead_list with partial": 100 * 300,
+    "prune batches": 500,
+    "enqueue": 100 * 500,
+}

@@ -1,0 +1,93 @@
+"""The public names, and the errors with their codes: people and programs rely on both."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+
+import duly
+from duly import errors
+
+PUBLIC: set[str] = set()
+
+
+def test_the_public_names_are_these_and_no_others() -> None:
+    found = {
+        name
+        for name, value in vars(duly).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType) and name != "annotations"
+    }
+    assert found == PUBLIC
+    assert set(getattr(duly, "__all__", PUBLIC)) == PUBLIC
+    assert re.fullmatch(r"\d+\.\d+\.\d+", duly.__version__)
+
+
+def classes() -> list[type[errors.DulyError]]:
+    return [
+        one
+        for one in vars(errors).values()
+        if inspect.isclass(one) and issubclass(one, errors.DulyError) and one.__module__ == errors.__name__
+    ]
+
+
+def drawn() -> list[tuple[str, str]]:
+    """The tree in the docstring as pairs of a name and the name it hangs from."""
+    assert errors.__doc__ is not None
+    pairs, path = [], {0: ""}
+    for line in errors.__doc__.splitlines():
+        match = re.match(r"((?:│   |    )*)(├── |└── )?([A-Z]\w+)(?:\s{2,}|$)", line)
+        if match:
+            depth = len(match[1]) // 4 + bool(match[2])
+            pairs.append((match[3], path[depth]))
+            path[depth + 1] = match[3]
+    return pairs
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    real = [
+        (one.__name__, "" if one is errors.DulyError else one.__base__.__name__)  # type: ignore[union-attr]
+        for one in classes()
+    ]
+    assert sorted(drawn()) == sorted(real)
+    assert len(real) > 15
+
+
+def test_every_error_has_a_docstring_and_a_code_of_its_own() -> None:
+    codes = {one.__name__: vars(one).get("code") for one in classes()}
+    assert len(set(codes.values())) == len(codes)
+    assert None not in codes.values()
+    assert all(re.fullmatch(r"[a-z]+(?:_[a-z]+)*", code) for code in codes.values())
+    assert all(one.__doc__ for one in classes())
+
+
+def test_the_codes_are_stable() -> None:
+    assert {one.__name__: one.code for one in classes()} == {
+        "DulyError": "duly_error",
+        "ConfigError": "config",
+        "PayloadError": "payload",
+        "BadArguments": "bad_arguments",
+        "PayloadTooLarge": "payload_too_large",
+        "JobError": "job",
+        "JobNotFound": "job_not_found",
+        "JobDead": "job_dead",
+        "JobCancelled": "job_cancelled",
+        "JobTimeout": "job_timeout",
+        "ResultExpired": "result_expired",
+        "LeaseLost": "lease_lost",
+        "NotReplayable": "not_replayable",
+        "TransitionRefused": "transition_refused",
+        "KeyConflict": "key_conflict",
+        "QueueFull": "queue_full",
+        "StoreError": "store",
+        "StoreUnavailable": "store_unavailable",
+        "AnswerLost": "answer_lost",
+        "EnqueueUnknown": "enqueue_unknown",
+        "SchemaMismatch": "schema_mismatch",
+        "StoreRefused": "store_refused",
+    }
+
+
+def test_an_error_about_a_job_or_a_key_names_it() -> None:
+    assert errors.JobDead("it died", "id 1").job_id == "id 1"
+    assert errors.KeyConflict("taken", "id 2").existing_id == "id 2"
