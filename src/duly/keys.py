@@ -102,7 +102,11 @@ def key_of(key: Key, arguments: Mapping[str, Any]) -> str:
     if isinstance(made, bool) or not isinstance(made, str | int):
         raise ConfigError(f"{where} a value of type {type(made).__name__}: a key is a str or an int")
     # Not str(made): for an enum of strings that would be its name.
-    text = str.__str__(made) if isinstance(made, str) else int.__repr__(made)
+    return check_key(str.__str__(made) if isinstance(made, str) else int.__repr__(made), where)
+
+
+def check_key(text: str, where: str = "key= is") -> str:
+    """Refuse a key that some store could not keep."""
     if not text:
         raise ConfigError(f"{where} an empty string: give at least one character, or None for no key")
     if len(text) > LONGEST_KEY:

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ class D1Driver(Driver):
         except (D1Error, GatewayError) as error:
             if "no such table" in str(error):
                 raise SchemaMismatch(str(error)) from error
-            kind = StoreRefused if "CONSTRAINT" in str(error) else StoreError
+            refused = "CONSTRAINT" in str(error) or "TOOBIG" in str(error)
+            kind = StoreRefused if refused else StoreError
             raise kind(f"{op.name}: {error}") from error
         return [row for rows in answers for row in rows]
 
@@ -211,6 +213,11 @@ class PostgresStore(Store):
         if self._outside is not None:
             self._outside.close()
         super().close()
+
+
+def spoiled(op: Op[Any]) -> Op[Any]:
+    """Make an enqueue that every database refuses: its task has no name."""
+    return replace(op, params={**op.params, "task": ""})
 
 
 def held(job: Claimed) -> Held:

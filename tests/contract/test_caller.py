@@ -27,7 +27,7 @@ from duly.errors import ConfigError
 from duly.model import Enqueued, NewJob, Terms
 from duly.store import caller, ops
 from duly.store.ops import Op
-from tests.contract.stores import NOW, PostgresStore, SQLiteStore, Store, new_id
+from tests.contract.stores import NOW, PostgresStore, SQLiteStore, Store, new_id, spoiled
 
 
 class Caller(NamedTuple):
@@ -478,7 +478,7 @@ def test_j02_where_the_caller_has_no_transaction_an_enqueue_is_never_half_writte
     """The key is reserved before the job is refused: neither stays."""
     store, theirs = idle
     before = store.snapshot()
-    _, op = new_op("k", task="")
+    op = spoiled(new_op("k")[1])
     with pytest.raises(
         (sqlite3.IntegrityError, psycopg.IntegrityError, asyncpg.IntegrityConstraintViolationError, django_errors.Error)
     ):

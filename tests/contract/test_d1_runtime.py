@@ -17,7 +17,7 @@ from duly.store.driver import Driver
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.postgres import PostgresDriver
 from duly.store.sqlite import SQLiteDriver
-from tests.contract.stores import NOW, D1Driver, new_id
+from tests.contract.stores import NOW, D1Driver, new_id, spoiled
 from tests.servers.workerd import Workerd, why_not
 
 pytestmark = [
@@ -157,7 +157,7 @@ def test_c06_the_runtime_refuses_what_breaks_a_constraint_and_writes_nothing(run
     before = driver.run(ops.listing(limit=1000))
     job_id = new_id()
     with pytest.raises(StoreError) as raised:
-        driver.run(ops.enqueue(Terms("work", max_attempts=0), [NewJob(job_id, "{}")]))
+        driver.run(spoiled(ops.enqueue(Terms("work"), [NewJob(job_id, "{}")])))
     assert isinstance(raised.value, StoreRefused)
     assert driver.run(ops.listing(limit=1000)) == before
     driver.close()

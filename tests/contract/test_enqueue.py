@@ -17,7 +17,7 @@ from duly.errors import ConfigError, EnqueueUnknown, PayloadTooLarge, StoreRefus
 from duly.model import DAY_MS, Change, Enqueued, Envelope, NewJob, State, Terms
 from duly.store import ops
 from duly.store.driver import Point
-from tests.contract.stores import NOW, D1Store, PostgresStore, SQLiteStore, Store, new_id
+from tests.contract.stores import NOW, D1Store, PostgresStore, SQLiteStore, Store, new_id, spoiled
 
 HOUR_MS = 3_600_000
 
@@ -586,14 +586,22 @@ def test_k09_what_the_database_refuses_fails_alone_among_those_it_was_committed_
             running.set()
             go_on.wait(10)
 
+    def enqueue(payload: str, key: str | None) -> ops.Op[Any]:
+        return ops.enqueue(Terms("work"), [NewJob(new_id(), payload, key=key)])
+
+    def same(op: ops.Op[Any]) -> ops.Op[Any]:
+        return op
+
     async def main() -> list[Any]:
         store.driver.hook = hook
         first = asyncio.create_task(store.driver.arun(ops.enqueue(Terms("work"), [NewJob(new_id(), "0")])))
         await asyncio.to_thread(running.wait, 10)
         points.clear()
         gathered = [
-            asyncio.create_task(store.driver.arun(ops.enqueue(Terms(task), [NewJob(new_id(), str(n), key=key)])))
-            for n, (task, key) in enumerate([("work", None), ("work", "k"), ("", None), ("work", "k"), ("work", None)])
+            asyncio.create_task(
+                store.driver.arun(change(ops.enqueue(Terms("work"), [NewJob(new_id(), str(n), key=key)])))
+            )
+            for n, (change, key) in enumerate([(same, None), (same, "k"), (spoiled, None), (same, "k"), (same, None)])
         ]
         await asyncio.sleep(0)
         go_on.set()
@@ -613,7 +621,7 @@ def test_k09_what_the_database_refuses_fails_alone_among_those_it_was_committed_
 def test_k09_what_the_database_refuses_writes_nothing_and_says_so(store: Store) -> None:
     before = store.snapshot()
     with pytest.raises(StoreRefused):
-        store.run(ops.enqueue(Terms("", max_attempts=5), [NewJob(new_id(), "1", key="k")], now=NOW))
+        store.run(spoiled(ops.enqueue(Terms("work"), [NewJob(new_id(), "1", key="k")], now=NOW)))
     assert store.snapshot() == before
     assert not store.enqueue_key("k").deduplicated
 

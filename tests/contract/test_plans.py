@@ -188,7 +188,12 @@ ASKED: dict[str, Asked] = {
     "prune batches": Asked(ops.prune("batches", now=NOW), {"prune_batches": {"duly_done_batch"}}),
     "enqueue": Asked(
         ops.enqueue(Terms("work"), KEYED, now=NOW).again,  # type: ignore[arg-type]
-        {"reserve_keys": set(), "enqueue_keyed": KEY, "undo_finished": EITHER_BY_ID | KEY, "key_holders": KEY},
+        {
+            "reserve_keys": set(),
+            "enqueue_keyed": KEY | DONE_BY_ID,
+            "undo_finished": EITHER_BY_ID | KEY,
+            "key_holders": KEY,
+        },
     ),
     "replay": Asked(
         ops.replay([Replay(id_of(FIRST_DONE + 1000 * n), id_of(n)) for n in HUNDRED], now=NOW),

@@ -29,7 +29,7 @@ SQL = Path(duly.__file__).parent / "store" / "sql"
 FILES = sorted(SQL.rglob("*.sql"))
 
 # Parameters that an operation may carry although a section of it does without them.
-SHARED = {"now", "keep_ms"}
+SHARED = {"now", "keep_ms", "ids"}
 
 
 def every_op() -> dict[str, list[Op[Any]]]:

@@ -48,7 +48,9 @@ def run(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         for section in op.sections:
             for statement in spell(borrowed.dialect, section, borrowed.style, schema):
                 rows += borrowed.execute(statement, op.params)
-    return op.read(rows)
+    answer = op.read(rows)
+    further = op.follow(answer) if op.follow else None
+    return run(conn, further, schema=schema) if further else answer
 
 
 async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
@@ -63,7 +65,9 @@ async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         for section in op.sections:
             for statement in spell(borrowed.dialect, section, borrowed.style, schema):
                 rows += await borrowed.execute(statement, op.params)
-    return op.read(rows)
+    answer = op.read(rows)
+    further = op.follow(answer) if op.follow else None
+    return await arun(conn, further, schema=schema) if further else answer
 
 
 def is_async(conn: Any) -> bool:
@@ -104,28 +108,62 @@ def _kind(conn: Any) -> str:
     return f"a {type(conn).__module__}.{type(conn).__qualname__}"
 
 
-def _sqlite3(conn: Any) -> Borrowed:
-    conn.execute(NO_CHECKPOINTS)
+class Brackets(NamedTuple):
+    """What is run around a list on SQLite, so that a caller who goes on after a failure keeps nothing half-written."""
 
+    begin: tuple[str, ...]
+    end: tuple[str, ...]
+    undo: tuple[str, ...]
+
+
+def _brackets(in_transaction: bool, commits_by_itself: bool) -> Brackets:
+    if not in_transaction and commits_by_itself:
+        return Brackets((NO_CHECKPOINTS, "begin immediate"), ("commit",), ("rollback",))
+    # sqlite3 opens a transaction by itself only before some statements, and only a deferred one.
+    begin = () if in_transaction else ("begin immediate",)
+    return Brackets((NO_CHECKPOINTS, *begin, "savepoint duly"), ("release duly",), ("rollback to duly", "release duly"))
+
+
+@contextmanager
+def _between(brackets: Brackets, execute: Callable[[str], Any]) -> Iterator[None]:
+    for sql in brackets.begin:
+        execute(sql)
+    try:
+        yield
+    except BaseException:
+        for sql in brackets.undo:
+            execute(sql)
+        raise
+    for sql in brackets.end:
+        execute(sql)
+
+
+@asynccontextmanager
+async def _abetween(brackets: Brackets, execute: Callable[[str], Any]) -> AsyncIterator[None]:
+    for sql in brackets.begin:
+        await execute(sql)
+    try:
+        yield
+    except BaseException:
+        for sql in brackets.undo:
+            await execute(sql)
+        raise
+    for sql in brackets.end:
+        await execute(sql)
+
+
+def _commits_by_itself(conn: Any) -> bool:
+    return conn.isolation_level is None or getattr(conn, "autocommit", None) is True
+
+
+def _sqlite3(conn: Any) -> Borrowed:
     def execute(statement: Statement, params: Mapping[str, Any]) -> Any:
         cursor = conn.cursor()
         cursor.row_factory = None  # tuples, whatever rows the caller's connection is set to make
         return cursor.execute(statement.sql, params).fetchall()
 
-    @contextmanager
-    def whole() -> Iterator[None]:
-        # sqlite3 opens a transaction by itself only before some statements, and only a deferred one.
-        ours = not conn.in_transaction and _commits_by_itself(conn)
-        if not conn.in_transaction:
-            conn.execute("begin immediate")
-        try:
-            yield
-        except BaseException:
-            if ours:
-                conn.execute("rollback")
-            raise
-        if ours:
-            conn.execute("commit")
+    def whole() -> Any:
+        return _between(_brackets(conn.in_transaction, _commits_by_itself(conn)), conn.execute)
 
     return Borrowed("sqlite", "named", execute, whole)
 
@@ -137,26 +175,10 @@ def _aiosqlite(conn: Any) -> Borrowed:
             await cursor.execute(statement.sql, params)
             return await cursor.fetchall()
 
-    @asynccontextmanager
-    async def whole() -> AsyncIterator[None]:
-        await conn.execute(NO_CHECKPOINTS)
-        ours = not conn.in_transaction and _commits_by_itself(conn)
-        if not conn.in_transaction:
-            await conn.execute("begin immediate")
-        try:
-            yield
-        except BaseException:
-            if ours:
-                await conn.execute("rollback")
-            raise
-        if ours:
-            await conn.execute("commit")
+    def whole() -> Any:
+        return _abetween(_brackets(conn.in_transaction, _commits_by_itself(conn)), conn.execute)
 
     return Borrowed("sqlite", "named", execute, whole, waits=True)
-
-
-def _commits_by_itself(conn: Any) -> bool:
-    return conn.isolation_level is None or getattr(conn, "autocommit", None) is True
 
 
 def _psycopg(conn: Any) -> Borrowed:
@@ -168,6 +190,8 @@ def _psycopg(conn: Any) -> Borrowed:
         cursor = await conn.cursor(row_factory=_tuples).execute(statement.sql, params)
         return await cursor.fetchall() if cursor.description else []
 
+    if conn.pgconn.pipeline_status:
+        raise ConfigError("`conn=` is in pipeline mode, where answers come later: leave the pipeline first")
     idle = conn.info.transaction_status == 0
     whole = conn.transaction if conn.autocommit and idle else nullcontext
     if is_async(conn):
@@ -209,23 +233,41 @@ def _sqlalchemy(conn: Any) -> Borrowed:
     style: Style = (
         "named" if dialect == "sqlite" else "dollar" if conn.dialect.paramstyle.startswith("numeric") else "pyformat"
     )
+    _refuse_autocommit(conn)
     if is_async(conn):
-        return Borrowed(dialect, style, aexecute, lambda: _aquiet(conn), waits=True)
-    return Borrowed(dialect, style, execute, lambda: _quiet(conn))
+        return Borrowed(
+            dialect, style, aexecute, _alchemy_awhole(conn) if dialect == "sqlite" else nullcontext, waits=True
+        )
+    return Borrowed(dialect, style, execute, _alchemy_whole(conn) if dialect == "sqlite" else nullcontext)
 
 
-@contextmanager
-def _quiet(conn: Any) -> Iterator[None]:
-    if conn.dialect.name == "sqlite":
-        conn.exec_driver_sql(NO_CHECKPOINTS).close()
-    yield
+def _refuse_autocommit(conn: Any) -> None:
+    plain = getattr(conn, "sync_connection", conn)
+    if getattr(plain, "_is_autocommit_isolation", bool)():
+        raise ConfigError(
+            "`conn=` has the isolation level AUTOCOMMIT, so there is no transaction to be part of: "
+            "leave `conn=` out, or give a connection without it"
+        )
 
 
-@asynccontextmanager
-async def _aquiet(conn: Any) -> AsyncIterator[None]:
-    if conn.dialect.name == "sqlite":
-        (await conn.exec_driver_sql(NO_CHECKPOINTS)).close()
-    yield
+def _alchemy_whole(conn: Any) -> Callable[[], Any]:
+    def execute(sql: str) -> None:
+        conn.exec_driver_sql(sql).close()
+
+    return lambda: _between(_brackets(conn.connection.driver_connection.in_transaction, False), execute)
+
+
+def _alchemy_awhole(conn: Any) -> Callable[[], Any]:
+    async def execute(sql: str) -> None:
+        (await conn.exec_driver_sql(sql)).close()
+
+    @asynccontextmanager
+    async def whole() -> AsyncIterator[None]:
+        raw = (await conn.get_raw_connection()).driver_connection
+        async with _abetween(_brackets(raw.in_transaction, False), execute):
+            yield
+
+    return whole
 
 
 def _rows(result: Any) -> Any:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from duly.errors import AnswerLost, EnqueueUnknown
+from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused
 from duly.store.ops import Op, Rows
 
 T = TypeVar("T")
@@ -44,13 +44,23 @@ class Driver(ABC):
 
     def run(self, op: Op[T]) -> T:
         """Run an operation and read its answer."""
-        answer = op.read(self._rows(op))
+        try:
+            answer = op.read(self._rows(op))
+        except StoreRefused:
+            if op.bare is None:
+                raise
+            return self.run(op.bare)
         further = op.follow(answer) if op.follow else None
         return self.run(further) if further else answer
 
     async def arun(self, op: Op[T]) -> T:
         """Run an operation and read its answer, from a coroutine."""
-        answer = op.read(await self._arows(op))
+        try:
+            answer = op.read(await self._arows(op))
+        except StoreRefused:
+            if op.bare is None:
+                raise
+            return await self.arun(op.bare)
         further = op.follow(answer) if op.follow else None
         return await self.arun(further) if further else answer
 

@@ -11,7 +11,7 @@ number would turn into a float. `now` is for tests; without it the database read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -68,8 +68,8 @@ class Op(Generic[T]):
     """One operation: sections of SQL that commit as one, their parameters, and the reader of their rows.
 
     The reader gets the rows of all statements in order. Every write may be repeated after a lost answer, by
-    `again` where the repetition must look first, and never where `once` says that nobody could tell. `follow`
-    asks a second question when the answer leaves one open.
+    `again` where the repetition must look first, and never where `once` says that nobody could tell. `bare`
+    is sent instead when the database refuses the data. `follow` asks a second question when the answer leaves one open.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Op(Generic[T]):
     urgent: bool = False
     once: bool = False
     again: Op[T] | None = None
+    bare: Op[T] | None = None
     follow: Callable[[T], Op[T] | None] | None = field(default=None)
 
 
@@ -115,6 +116,7 @@ class Replay(NamedTuple):
 
 def enqueue(terms: Terms, jobs: Sequence[NewJob], *, now: int | None = None) -> Op[list[Enqueued]]:
     """Add jobs that share their terms; those with a key are added only where the key is free."""
+    _check(terms)
     for job in jobs:
         codec.check_size(job.payload, terms.task)
     keyed = [job for job in jobs if job.key is not None]
@@ -123,6 +125,26 @@ def enqueue(terms: Terms, jobs: Sequence[NewJob], *, now: int | None = None) -> 
     if keyed:
         return _enqueue_keyed(terms, keyed, now)
     return _enqueue_plain(terms, jobs, now)
+
+
+def _check(terms: Terms) -> None:
+    """Refuse terms that some store could not keep, so that all refuse the same."""
+    for name in ("task", "queue"):
+        text = getattr(terms, name)
+        if not text or text != codec.escape_text(text):
+            raise ConfigError(f"{name} is {text!r}: a name is not empty and has no NUL and no lone surrogate")
+    for name, least in _LEAST.items():
+        value = getattr(terms, name)
+        if value is not None and not least <= value <= _MOST.get(name, _LONG):
+            raise ConfigError(f"{name} of {terms.task} is {value}: it goes from {least} to {_MOST.get(name, _LONG)}")
+
+
+_INT, _LONG = 2**31 - 1, 2**53 - 1
+_LEAST = {
+    "priority": -(2**31), "max_attempts": 1, "lease_ms": 1, "delay_ms": 0, "due_at": 0, "expires_ms": 0,
+    "expires_at": 0, "keep_ms": 0, "result_ttl_ms": 0, "key_ttl_ms": 0,
+}  # fmt: skip
+_MOST = {"priority": _INT, "max_attempts": _INT, "lease_ms": _INT}
 
 
 def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
@@ -140,14 +162,20 @@ def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
             "id": job.id,
             "payload": job.payload,
             "envelope": envelopes.pack(job.envelope),
-            "key": job.key,
+            "key": keys.check_key(job.key or ""),
             "fingerprint": job.fingerprint or keys.fingerprint(job.payload),
         }
         for job in jobs
     ]
-    params = {**_terms(terms), "jobs": _text(records), "key_ttl_ms": terms.key_ttl_ms, "now": now}
+    params = {
+        **_terms(terms),
+        "jobs": _text(records),
+        "ids": _text([job.id for job in jobs]),
+        "key_ttl_ms": terms.key_ttl_ms,
+        "now": now,
+    }
     sections = ("reserve_keys", "enqueue_keyed", "key_holders")
-    repeated = ("lock_repeated", "reserve_keys", "enqueue_keyed", "undo_finished", "key_holders")
+    repeated = ("lock_jobs", "reserve_keys", "enqueue_keyed", "undo_finished", "key_holders")
     again = Op("enqueue", repeated, params, _enqueued)
     return Op("enqueue", sections, params, _enqueued, again=again)
 
@@ -215,7 +243,8 @@ def claim(
         "alone": alone,
         "now": now,
     }
-    return Op("claim", ("claim",), params, _claimed)
+    again = Op("claim", ("await_claim", "claim"), params, _claimed)
+    return Op("claim", ("claim",), params, _claimed, again=again)
 
 
 def recall(token: int) -> Op[list[Claimed]]:
@@ -258,19 +287,33 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
     """
     plain: list[dict[str, Any]] = []
     rest: list[dict[str, Any]] = []
+    finishes = list({finish.job.id: finish for finish in reversed(finishes)}.values())
     for job, change in finishes:
         if _is_plain(job, change):
             plain.append({"id": job.id, "token": job.token, "result": change.result})
         else:
             rest.append(_change(job, change))
+    op = _finish(plain, rest, finishes, now)
+    if not any(change["error"] for change in rest):
+        return op
+    # What a database refuses for its data is sent once more without the texts.
+    bare = [{**change, "reason": None, "error": change["kind"], "traceback": None} for change in rest]
+    return replace(op, bare=_finish(plain, bare, finishes, now))
+
+
+def _finish(
+    plain: list[dict[str, Any]], rest: list[dict[str, Any]], finishes: Sequence[Finish], now: int | None
+) -> Op[dict[str, Verdict]]:
     sections: tuple[str, ...] = ()
     params: dict[str, Any] = {"now": now}
     if plain:
-        sections = ("finish_plain",)
+        sections += ("finish_plain",)
         params["plain"] = _text(plain)
     if rest:
         sections += ("finish", "failed_attempts", *TAIL)
-        params |= {"changes": _text(rest), **_tail([change["id"] for change in rest])}
+        params |= {"changes": _text(rest), **_tail([change["id"] for change in (*plain, *rest)])}
+    if plain and rest:
+        sections = ("lock_jobs", *sections)
     return Op("finish", sections, params, _recorded, follow=lambda answer: _settle(finishes, answer))
 
 
@@ -307,10 +350,10 @@ def _change(job: Claimed, change: Change) -> dict[str, Any]:
         "after_ms": change.after_ms,
         "give_back": int(change.give_back_attempt),
         "result": change.result,
-        "reason": change.reason,
-        "kind": error and error.kind,
-        "error": error and f"{error.kind}: {error.message}",
-        "traceback": error and error.traceback,
+        "reason": _clean(change.reason),
+        "kind": error and _clean(error.kind),
+        "error": error and _clean(f"{error.kind}: {error.message}"),
+        "traceback": error and _clean(error.traceback),
     }
 
 
@@ -346,6 +389,7 @@ def expired_leases(limit: int = 1000, *, now: int | None = None) -> Op[list[Sigh
 
 def rescue(seen: Sequence[Sighting], *, now: int | None = None) -> Op[dict[str, State]]:
     """Take jobs from workers that stopped beating: back to ready, or dead where they have had their chances."""
+    seen = list(dict.fromkeys(seen))
     records = [{"id": s.id, "token": s.token, "lease_until": s.lease_until} for s in seen]
     params = {"seen": _text(records), "now": now, **_tail([s.id for s in seen])}
     return _repeatable("rescue", ("rescue", "crashed_attempts", *TAIL), params, _states, look="rescued")
@@ -368,7 +412,7 @@ def expirable(limit: int = 1000, *, now: int | None = None) -> Op[list[str]]:
 
 def expire(ids: Sequence[str], *, now: int | None = None) -> Op[list[str]]:
     """End jobs that did not start in time as cancelled, reason `expired`."""
-    return _repeatable("expire", ("expire", *TAIL), {"now": now, **_tail(ids)}, _ids, look="cancelled")
+    return _repeatable("expire", ("expire", *TAIL), {"now": now, **_tail(_uuids(ids))}, _ids, look="cancelled")
 
 
 PRUNABLE = ("results", "done", "keys", "events", "fires", "batches", "workers")
@@ -389,7 +433,7 @@ def cancel(
     ids: Sequence[str], *, by: str | None = None, why: str | None = None, now: int | None = None
 ) -> Op[dict[str, State]]:
     """End jobs that do not run, and ask those that do. What had ended before is not in the answer."""
-    params = {"now": now, **_tail(ids, by, why)}
+    params = {"now": now, **_tail(_uuids(ids), by, why)}
     return _repeatable("cancel", ("cancel", *TAIL), params, _states, look="cancelled")
 
 
@@ -404,14 +448,14 @@ def replay(
     """Run dead jobs again under new ids, with their steps and their lineage; a second asking gets the first's."""
     records = [
         {
-            "id": replay.id,
+            "id": _uuid(replay.id),
             "new_id": replay.new_id,
             "key": replay.key,
             "payload": replay.payload,
             "fingerprint": None if replay.payload is None else keys.fingerprint(replay.payload),
             "force": int(replay.force),
         }
-        for replay in replays
+        for replay in reversed({_uuid(replay.id): replay for replay in reversed(replays)}.values())
     ]
     params = {
         "replays": _text(records),
@@ -438,14 +482,14 @@ def _replayed(rows: Rows) -> list[Replayed]:
 
 def resolve(ids: Sequence[str], *, by: str, why: str, now: int | None = None) -> Op[list[str]]:
     """Mark dead and partial jobs as settled for good."""
-    return _repeatable("resolve", ("resolve",), {"now": now, **_tail(ids, by, why)}, _ids, look="resolved")
+    return _repeatable("resolve", ("resolve",), {"now": now, **_tail(_uuids(ids), by, why)}, _ids, look="resolved")
 
 
 def purge(
     ids: Sequence[str], *, by: str | None = None, why: str | None = None, now: int | None = None
 ) -> Op[list[str]]:
     """Delete dead jobs by hand, with their attempts and steps."""
-    return _repeatable("purge", ("purge",), {"now": now, **_tail(ids, by, why)}, _ids, look="purged")
+    return _repeatable("purge", ("purge",), {"now": now, **_tail(_uuids(ids), by, why)}, _ids, look="purged")
 
 
 def pause(kind: str, name: str, *, by: str, why: str, until_ms: int | None = None, now: int | None = None) -> Op[None]:
@@ -537,7 +581,7 @@ def workers(*, now: int | None = None) -> Op[list[WorkerRecord]]:
 def get(job_id: str, *, now: int | None = None) -> Op[JobRecord | None]:
     """Read one job, live or finished."""
     page = listing(limit=1, now=now)
-    params = {**page.params, "first": job_id, "last": job_id}
+    params = {**page.params, "first": _uuid(job_id), "last": _uuid(job_id)}
     return Op("get", page.sections, params, lambda rows: _record(rows[0]) if rows else None, writes=False)
 
 
@@ -558,7 +602,7 @@ def listing(
         "state": state and state.value,
         "task": task,
         "queue": queue,
-        "batch_id": batch_id,
+        "batch_id": batch_id and _uuid(batch_id),
         "since": since,
         "error": error,
         "first": FIRST_ID,
@@ -570,7 +614,7 @@ def listing(
 
 
 def _preceding(job_id: str) -> str:
-    return str(UUID(int=UUID(job_id).int - 1))
+    return str(UUID(int=max(UUID(_uuid(job_id)).int - 1, 0)))
 
 
 def dead_list(
@@ -591,13 +635,13 @@ def dead_list(
     params = {
         "task": task,
         "queue": queue,
-        "batch_id": batch_id,
+        "batch_id": batch_id and _uuid(batch_id),
         "error": error,
         "since": since,
         "until": until,
         "partial": partial,
         "all": all,
-        "after": after,
+        "after": _uuid(after),
         "limit": limit,
         "now": now,
     }
@@ -615,17 +659,19 @@ def dead_metrics(*, all: bool = False, now: int | None = None) -> Op[list[DeadFi
 
 def attempts(job_id: str) -> Op[list[Attempt]]:
     """Read the attempts of a job that did not succeed."""
-    return Op("attempts", ("attempts",), {"id": job_id}, lambda rows: [Attempt(*row) for row in rows], writes=False)
+    return Op(
+        "attempts", ("attempts",), {"id": _uuid(job_id)}, lambda rows: [Attempt(*row) for row in rows], writes=False
+    )
 
 
 def steps(job_id: str) -> Op[list[Step]]:
     """Read what a job's ledger says."""
-    return Op("steps", ("steps",), {"id": job_id}, lambda rows: [Step(*row) for row in rows], writes=False)
+    return Op("steps", ("steps",), {"id": _uuid(job_id)}, lambda rows: [Step(*row) for row in rows], writes=False)
 
 
 def events(*, job_id: str | None = None, after: int = 0, limit: int = 100) -> Op[list[Event]]:
     """Read the log of rare, meaningful things, oldest first."""
-    params = {"after": after, "limit": limit} | ({} if job_id is None else {"job_id": job_id})
+    params = {"after": after, "limit": limit} | ({} if job_id is None else {"job_id": _uuid(job_id)})
     section = "events" if job_id is None else "job_events"
     return Op("events", (section,), params, lambda rows: [Event(*row) for row in rows], writes=False)
 
@@ -636,7 +682,7 @@ def why(job_id: str, *, now: int | None = None) -> Op[Why | None]:
     def read(rows: Rows) -> Why | None:
         return explain(Facts(*rows[0])) if rows else None
 
-    return Op("why", ("why",), {"id": job_id, "now": now}, read, writes=False)
+    return Op("why", ("why",), {"id": _uuid(job_id), "now": now}, read, writes=False)
 
 
 def clock() -> Op[int]:
@@ -711,12 +757,24 @@ def _decoded(text: str) -> Any:
     return msgspec.json.decode(text)
 
 
+def _uuid(job_id: str) -> str:
+    """Spell an id as it is stored. What is no id at all is that of no job."""
+    try:
+        return str(UUID(job_id))
+    except ValueError:
+        return FIRST_ID
+
+
+def _uuids(ids: Iterable[str]) -> list[str]:
+    return [_uuid(job_id) for job_id in ids]
+
+
 def _with(row: Row, place: int, value: Any) -> list[Any]:
     return [*row[:place], value, *row[place + 1 :]]
 
 
 def _tail(ids: Sequence[str], by: str | None = None, why: str | None = None) -> dict[str, Any]:
-    return {"ids": _text(list(ids)), "by": _clean(by), "why": _clean(why)}
+    return {"ids": _text(list(dict.fromkeys(ids))), "by": _clean(by), "why": _clean(why)}
 
 
 def _held(held: Iterable[Held]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import threading
 import time
 import weakref
@@ -32,8 +33,10 @@ MOST_CONNECTIONS = 3  # and one for what is urgent
 IDLE_SECONDS = 60.0
 CONNECT_SECONDS = 2.0
 PREPARE_AFTER = 2
+LOCK_TIMEOUT = "set local lock_timeout = '5s'"
 
 # The server rolled the transaction back and said so.
+ROLLBACK_PAUSES = (0.0, 0.02, 0.05, 0.1)
 ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected)
 _abandoned: list[object] = []
 _drivers: weakref.WeakSet[PostgresDriver] = weakref.WeakSet()
@@ -66,31 +69,33 @@ class PostgresDriver(Driver):
         self._pool = _Pool(self._connect, self._connections)
         # Beats have a connection of their own: a lease must not wait for other work.
         self._urgent = _Pool(self._connect, 1)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: dict[bool, ThreadPoolExecutor] = {}
         self._schema_checked = False
+        self._read_committed = True
 
     def execute(self, op: Op[Any]) -> Rows:
         """Run `op` once on a free connection."""
-        tries = 5
-        while True:
+        for pause in ROLLBACK_PAUSES:
             try:
                 return self._execute(op)
-            except ROLLED_BACK as error:
-                tries -= 1
-                if not tries:
-                    raise StoreUnavailable(f"{op.name}: {self.where} rolled it back each time ({error})") from error
+            except ROLLED_BACK:
+                time.sleep(pause * random.random())  # noqa: S311
+        try:
+            return self._execute(op)
+        except ROLLED_BACK as error:
+            raise StoreUnavailable(f"{op.name}: {self.where} rolled it back each time ({error})") from error
 
     async def aexecute(self, op: Op[Any]) -> Rows:
-        """Run `op` once on a thread of the driver's own."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._connections + 1, thread_name_prefix="duly-postgres")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.execute, op)
+        """Run `op` once on a thread of the driver's own; what is urgent has one that nothing else takes."""
+        if op.urgent not in self._threads:
+            size = 1 if op.urgent else self._connections
+            self._threads[op.urgent] = ThreadPoolExecutor(size, thread_name_prefix="duly-postgres")
+        return await asyncio.get_running_loop().run_in_executor(self._threads[op.urgent], self.execute, op)
 
     def close(self) -> None:
         """Close every connection. The next operation opens one again."""
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        while self._threads:
+            self._threads.popitem()[1].shutdown()
         self._pool.close()
         self._urgent.close()
 
@@ -102,8 +107,9 @@ class PostgresDriver(Driver):
     def _execute(self, op: Op[Any]) -> Rows:
         sent = False
         try:
-            with (self._urgent if op.urgent else self._pool).connection() as conn:
-                self._check_schema(conn)
+            # Where a lost answer could not be asked for again, the connection is looked at first.
+            with (self._urgent if op.urgent else self._pool).connection(checked=op.once) as conn:
+                self._look_around(conn)
                 sent = True
                 return self._run(conn, op)
         except ROLLED_BACK:
@@ -119,9 +125,10 @@ class PostgresDriver(Driver):
         ]
         if self.hook is not None:
             return self._run_with_hook(conn, op, work)
-        if len(work) == 1:
+        if len(work) == 1 and self._read_committed:
             return _fetch(conn.execute(_trusted(work[0][2].sql), op.params, binary=True))
         with conn.pipeline(), conn.transaction():
+            conn.execute(LOCK_TIMEOUT)
             cursors = [conn.execute(_trusted(text.sql), op.params, binary=True) for _, _, text in work]
         return [row for cursor in cursors for row in _fetch(cursor)]
 
@@ -152,9 +159,12 @@ class PostgresDriver(Driver):
         conn.isolation_level = IsolationLevel.READ_COMMITTED
         return conn
 
-    def _check_schema(self, conn: Connection[Any]) -> None:
+    def _look_around(self, conn: Connection[Any]) -> None:
+        """See once whether the tables are there, and how the server isolates a statement that stands alone."""
         if not self._schema_checked:
             migrate.check("postgres", read_meta(conn, self.schema), f"{self.where}, schema {self.schema}")
+            isolation = conn.execute("select current_setting('default_transaction_isolation')").fetchone()
+            self._read_committed = isolation == ("read committed",)
             self._schema_checked = True
 
 
@@ -167,9 +177,9 @@ class _Pool:
         self._idle: deque[tuple[float, Connection[Any]]] = deque()
 
     @contextmanager
-    def connection(self) -> Iterator[Connection[Any]]:
+    def connection(self, *, checked: bool = False) -> Iterator[Connection[Any]]:
         with self._free:
-            conn = self._take()
+            conn = self._take(checked)
             try:
                 yield conn
             except (psycopg.OperationalError, psycopg.InterfaceError):
@@ -182,10 +192,10 @@ class _Pool:
                 else:
                     conn.close()
 
-    def _take(self) -> Connection[Any]:
+    def _take(self, checked: bool) -> Connection[Any]:
         while self._idle:
             since, conn = self._idle.pop()
-            if time.monotonic() - since < IDLE_SECONDS or _alive(conn):
+            if (not checked and time.monotonic() - since < IDLE_SECONDS) or _alive(conn):
                 return conn
             conn.close()
         return self._connect()
@@ -198,7 +208,15 @@ class _Pool:
 def _patient(url: str, seconds: float) -> str:
     """Bound the time a connection may take to open, unless the URL says so itself."""
     said = conninfo_to_dict(url)
-    ours: dict[str, str | int] = {"connect_timeout": max(1, round(seconds)), "application_name": "duly"}
+    ours: dict[str, str | int] = {
+        "connect_timeout": max(1, round(seconds)),
+        "application_name": "duly",
+        # A host that vanished is noticed within seconds, not after the system's two hours.
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+    }
     return make_conninfo(url, **{name: value for name, value in ours.items() if name not in said})
 
 
@@ -243,6 +261,13 @@ def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> Store
             )
         case psycopg.DataError() | psycopg.IntegrityError() | errors.ProgramLimitExceeded():
             return StoreRefused(f"{op}: {where} refuses this data ({detail})")
+        case errors.LockNotAvailable():
+            return StoreUnavailable(
+                f"{op}: what it needs is locked in {where} by another transaction; nothing was written. "
+                "If that is your own, pass it as `conn=`"
+            )
+        case errors.QueryCanceled():
+            return StoreUnavailable(f"{op}: {where} cancelled it ({detail}); nothing was written")
         case errors.ReadOnlySqlTransaction() | errors.DiskFull() | errors.TooManyConnections() | errors.OutOfMemory():
             return StoreUnavailable(f"{op}: {where} cannot write now ({detail}); nothing was written")
         case psycopg.OperationalError() | psycopg.InterfaceError() if sent:

@@ -19,9 +19,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ OLDEST = (3, 38, 0)
 WAL_IS_SAFE = (3, 51, 3)
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "fuse.sshfs", "ncpfs"})
 BUSY_SECONDS = 5.0
-CHECKPOINT_SECONDS = 60.0
+# A checkpoint waits for readers while it holds off writers, so it must give up before they do (see decisions).
+CHECKPOINT_SECONDS = 4.0
+CHECKPOINT_REST_SECONDS = 30.0
 CHECKPOINT_BYTES = 4 * 1024 * 1024
 MOST_AT_ONCE = 256
 
@@ -79,18 +81,26 @@ class SQLiteDriver(Driver):
         self._opening = threading.Lock()
         self._writer: _Writer | None = None
         self._readers: deque[sqlite3.Connection] = deque()
+        self._reading = 0
+        self._read_ended = threading.Condition()
 
     def execute(self, op: Op[Any]) -> Rows:
         """Run `op` once: a read on a connection of its own, a write through the writer."""
         if op.writes:
-            return self._open().submit(op).result()
+            return self._submit(op).result()
         return self._read(op)
 
     async def aexecute(self, op: Op[Any]) -> Rows:
         """Run `op` once, without blocking the event loop."""
         if not op.writes or self._writer is None:
             return await asyncio.to_thread(self.execute, op)
-        return await asyncio.wrap_future(self._writer.submit(op))
+        return await asyncio.wrap_future(self._submit(op))
+
+    def _submit(self, op: Op[Any]) -> Future[Rows]:
+        while True:
+            future = self._open().submit(op)
+            if future is not None:  # else the file was closed meanwhile, for a fork perhaps: open it again
+                return future
 
     def close(self) -> None:
         """Finish what was handed in, then close the file. The next operation opens it again."""
@@ -101,8 +111,9 @@ class SQLiteDriver(Driver):
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.stop()
-        while self._readers:
-            self._readers.pop().close()
+        readers, self._readers = self._readers, deque()
+        for conn in readers:
+            conn.close()
 
     def before_fork(self) -> None:
         """Close the file while this process forks, and let nobody open it.
@@ -112,6 +123,8 @@ class SQLiteDriver(Driver):
         """
         self._opening.acquire()
         self._close()
+        with self._read_ended:
+            self._read_ended.wait_for(lambda: self._reading == 0)
 
     def after_fork(self) -> None:
         """Let the file be opened again, in the parent."""
@@ -139,17 +152,34 @@ class SQLiteDriver(Driver):
             return self._writer
 
     def _read(self, op: Op[Any]) -> Rows:
+        with self._reader() as conn:
+            try:
+                return self.run_on(conn, op)
+            except Exception as error:
+                raise translate(error, op.name, self.path) from error
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
         self._open()
+        with self._opening:  # nobody begins to read while the file is being closed
+            readers = self._readers
+            self._reading += 1
         try:
-            conn = self._readers.pop()
-        except IndexError:
-            conn = self.connect()
-        try:
-            return self.run_on(conn, op)
-        except Exception as error:
-            raise translate(error, op.name, self.path) from error
+            try:
+                conn = readers.pop()
+            except IndexError:
+                conn = self.connect()
+            try:
+                yield conn
+            finally:
+                if readers is self._readers:
+                    readers.append(conn)
+                else:
+                    conn.close()
         finally:
-            self._readers.append(conn)
+            with self._read_ended:
+                self._reading -= 1
+                self._read_ended.notify_all()
 
     def connect(self) -> sqlite3.Connection:
         """Open a connection the way all of ours are opened."""
@@ -188,12 +218,13 @@ class _Writer:
 
     def __init__(self, driver: SQLiteDriver) -> None:
         self._driver = driver
-        self._wal = f"{driver.path}-wal"
+        self._wal = f"{os.path.realpath(driver.path)}-wal"  # SQLite puts it beside the file that a link leads to
         self._conn = driver.connect()
         bring_up_to_date(self._conn, driver.path)
         self._waiting: deque[tuple[Op[Any], Future[Rows]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._stopped = threading.Event()
         self._checkpoint = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=f"duly-{name}", daemon=True)
@@ -202,12 +233,15 @@ class _Writer:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, op: Op[Any]) -> Future[Rows]:
-        """Hand in an operation; its rows come when it is durable. Beats go first: a lease must not wait in line."""
+    def submit(self, op: Op[Any]) -> Future[Rows] | None:
+        """Hand in an operation; its rows come when it is durable. None: this writer is closing.
+
+        Beats go first: a lease must not wait in line.
+        """
         future: Future[Rows] = Future()
         with self._wake:
             if self._stopping:
-                raise StoreUnavailable("the store is closed")
+                return None
             if op.urgent:
                 self._waiting.appendleft((op, future))
             else:
@@ -220,6 +254,7 @@ class _Writer:
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        self._stopped.set()
         self._checkpoint.set()
         for thread in self._threads:
             thread.join()
@@ -238,6 +273,7 @@ class _Writer:
             try:
                 self._commit(wanted)
             except BaseException as error:  # whatever it is, nobody may wait for ever
+                self._roll_back()
                 for _, future in wanted:
                     if not future.done():
                         future.set_exception(error)
@@ -291,20 +327,20 @@ class _Writer:
 
     def _keep_wal_short(self) -> None:
         conn: sqlite3.Connection | None = None
-        while True:
-            self._checkpoint.wait()
+        while self._checkpoint.wait() and not self._stopping:
             self._checkpoint.clear()
-            if self._stopping:
-                break
             try:
                 if conn is None:
                     conn = self._driver.connect()
                     conn.execute(f"pragma busy_timeout = {int(CHECKPOINT_SECONDS * 1000)}")
                 busy, pages, _ = conn.execute("pragma wal_checkpoint(truncate)").fetchone()
-                if busy:
-                    log.warning("sqlite.checkpoint_busy", extra={"path": str(self._driver.path), "wal_pages": pages})
+                if not busy:
+                    continue
+                log.info("sqlite.checkpoint_busy", extra={"path": str(self._driver.path), "wal_pages": pages})
             except (sqlite3.Error, DulyError) as error:
                 log.warning("sqlite.checkpoint_failed", extra={"path": str(self._driver.path), "error": str(error)})
+            # Another process is at it, or a reader stays: trying at once again would only hold up writers.
+            self._stopped.wait(CHECKPOINT_REST_SECONDS)
         if conn is not None:
             conn.close()
 

@@ -5,7 +5,7 @@
 -- Differs from SQLite: the first statement locks all the rows, so that what the others read of them stands.
 with locked as materialized (
     select duly_done.id, task, coalesce(replay.key, duly_done.key) as key, new_id,
-           coalesce(replay.fingerprint, duly_done.fingerprint) as fingerprint, state, force, replayed_as
+           coalesce(replay.fingerprint, duly_done.fingerprint) as fingerprint, state, force, replayed_as, resolved_at
       from json_to_recordset(:replays::json) as replay (id uuid, new_id uuid, key text, fingerprint text, force int)
       join duly.duly_done on duly_done.id = replay.id
      order by duly_done.id
@@ -14,7 +14,8 @@ with locked as materialized (
 insert into duly.duly_key (task, key, job_id, state, fingerprint)
 select distinct on (task, key) task, key, new_id, 'live', fingerprint
   from locked
- where replayed_as is null and key is not null and (state in ('dead', 'partial', 'cancelled') or force = 1)
+ where replayed_as is null and key is not null
+   and (state in ('dead', 'partial', 'cancelled') and resolved_at is null or force = 1)
  order by task, key, id
     on conflict (task, key) do update
    set job_id = excluded.job_id, state = 'live', fingerprint = excluded.fingerprint, result = null,
@@ -36,7 +37,7 @@ select new_id, task, queue, priority, 'ready', coalesce(replay.payload, duly_don
        id uuid, new_id uuid, key text, payload text, fingerprint text, force int)
   join duly.duly_done on duly_done.id = replay.id
  cross join (select :now as now offset 0) as clock
- where replayed_as is null and (state in ('dead', 'partial', 'cancelled') or force = 1)
+ where replayed_as is null and (state in ('dead', 'partial', 'cancelled') and resolved_at is null or force = 1)
    and (coalesce(replay.key, duly_done.key) is null or exists (
         select 1 from duly.duly_key
          where duly_key.task = duly_done.task and duly_key.key = coalesce(replay.key, duly_done.key)

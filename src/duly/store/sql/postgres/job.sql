@@ -8,6 +8,7 @@
 -- compared by `is not distinct from`, because by its index each would find all the jobs of its claim.
 
 -- name: enqueue
+-- Repeated, it changes nothing, also when the job has ended since.
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
@@ -19,15 +20,18 @@ select id, :task, :queue, :priority::int,
        :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text
   from clock
  cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text)
+ where id <> all (array(
+       select duly_done.id from duly.duly_done
+        where duly_done.id = any (array(select id from json_to_recordset(:jobs::json) as input (id uuid)))))
     on conflict (id) do nothing;
 
--- name: lock_repeated
--- A repeated enqueue meets the job it made before. Whoever ends that job has locked it and then wants its key, so
--- we take both in the same order. Answers nothing.
+-- name: lock_jobs
+-- For lists that would otherwise lock jobs in two goes, or keys before jobs: whoever ends a job has locked it and
+-- then wants its key. Answers nothing.
 with held as materialized (
     select id
       from duly.duly_job
-     where id = any (array(select id from json_to_recordset(:jobs::json) as input (id uuid)))
+     where id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))
      order by id
        for update
 )
@@ -62,6 +66,9 @@ select id, :task, :queue, :priority::int,
        select 1 from duly.duly_key
         where duly_key.task = :task and duly_key.key = input.key and duly_key.job_id = input.id
           and duly_key.state = 'live')
+   and id <> all (array(
+       select duly_done.id from duly.duly_done
+        where duly_done.id = any (array(select id from json_to_recordset(:jobs::json) as input (id uuid)))))
     on conflict (id) do nothing;
 
 -- name: undo_finished
@@ -87,6 +94,12 @@ select input.id::text as asked, coalesce(duly_key.job_id, input.id)::text as hol
   left join duly.duly_key on duly_key.task = :task and duly_key.key = input.key
  order by place;
 
+-- name: await_claim
+-- The first try may still be on its way in another session, not committed and so not seen. It holds the lock of its
+-- token until then. Answers nothing.
+with waited as materialized (select pg_advisory_xact_lock(:token::bigint)::text as waited)
+select waited from waited where waited is null;
+
 -- name: claim
 -- Differs from SQLite: each claimer skips the rows that another has locked. The row is chosen and locked in a
 -- materialized step: inside an `in (...)` the planner may choose it twice and take more than the limit.
@@ -97,7 +110,8 @@ gate as materialized (
      where paused_at is not null and (paused_until is null or paused_until > now)
 ),
 asked as materialized (
-    select case when exists (select 1 from duly.duly_job where token = :token::bigint)
+    select case when not pg_try_advisory_xact_lock(:token::bigint)
+                  or exists (select 1 from duly.duly_job where token = :token::bigint)
                   or exists (select 1 from gate where kind = 'queue' and name = :queue) then 0
                 else :limit::int end as room
 ),
@@ -145,6 +159,8 @@ select id::text, token, task, queue, priority, payload, envelope, key, attempt, 
  order by priority desc, due_at, id;
 
 -- name: extend
+-- Differs from SQLite: a row that somebody has locked (a caller's open transaction that stages its finish, a cancel)
+-- must not hold up the others. It is still mine and is extended at the next beat; rescue leaves locked rows alone.
 with clock as materialized (select :now as now),
 held as materialized (select id, token from json_to_recordset(:held::json) as held (id uuid, token bigint)),
 mine as materialized (
@@ -153,12 +169,22 @@ mine as materialized (
       join duly.duly_job on duly_job.id = held.id and duly_job.token is not distinct from held.token
      where duly_job.id = any (array(select id from held)) and duly_job.state = 'running'
      order by duly_job.id
-       for update of duly_job
+       for update of duly_job skip locked
+),
+extended as (
+    update duly.duly_job
+       set lease_until = (select now from clock) + lease_ms
+     where id = any (array(select id from mine))
+    returning id, cancel_requested_at
 )
-update duly.duly_job
-   set lease_until = (select now from clock) + lease_ms
- where id = any (array(select id from mine))
-returning id::text, cancel_requested_at;
+select id::text, cancel_requested_at
+  from extended
+ union all
+select duly_job.id::text, cancel_requested_at
+  from held
+  join duly.duly_job on duly_job.id = held.id and duly_job.token is not distinct from held.token
+ where duly_job.id = any (array(select id from held)) and duly_job.state = 'running'
+   and duly_job.id <> all (array(select id from mine));
 
 -- name: progress
 update duly.duly_job
@@ -367,18 +393,19 @@ select min(due_at) as next_due
 -- name: cancel
 -- A job that runs is only asked, so that no effect is forgotten. Differs from SQLite: the row is locked before
 -- its state is judged, so that a job that begins or ends meanwhile is judged as it then is.
-insert into duly.duly_event (at, name, job_id, subject, by, why)
-select :now, 'job.cancel_requested', duly_job.id, task, :by::text, :why::text
-  from json_array_elements_text(:ids::json) as asked (id)
-  join duly.duly_job on duly_job.id = asked.id::uuid
- where state = 'running' and cancel_requested_at is null;
 with clock as materialized (select :now as now),
 live as materialized (
-    select id from duly.duly_job
+    select id, task, state, cancel_requested_at from duly.duly_job
      where id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))
        and finished_at is null
      order by id
        for update
+),
+told as (
+    insert into duly.duly_event (at, name, job_id, subject, by, why)
+    select now, 'job.cancel_requested', id, task, :by::text, :why::text
+      from live, clock
+     where state = 'running' and cancel_requested_at is null
 )
 update duly.duly_job
    set cancel_requested_at = coalesce(cancel_requested_at, (select now from clock)),

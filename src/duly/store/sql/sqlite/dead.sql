@@ -8,7 +8,7 @@ select task, coalesce(value ->> 'key', duly_done.key), value ->> 'new_id', 'live
   from json_each(:replays)
  cross join duly_done on duly_done.id = value ->> 'id'
  where replayed_as is null and coalesce(value ->> 'key', duly_done.key) is not null
-   and (state in ('dead', 'partial', 'cancelled') or value ->> 'force')
+   and (state in ('dead', 'partial', 'cancelled') and resolved_at is null or value ->> 'force')
     on conflict (task, key) do update
    set job_id = excluded.job_id, state = 'live', fingerprint = excluded.fingerprint, result = null,
        result_dropped = 0, expires_at = null
@@ -27,7 +27,7 @@ select value ->> 'new_id', task, queue, priority, 'ready', coalesce(value ->> 'p
        coalesce(origin, duly_done.id), duly_done.id, replay_count + 1
   from json_each(:replays)
  cross join duly_done on duly_done.id = value ->> 'id'
- where replayed_as is null and (state in ('dead', 'partial', 'cancelled') or value ->> 'force')
+ where replayed_as is null and (state in ('dead', 'partial', 'cancelled') and resolved_at is null or value ->> 'force')
    and (coalesce(value ->> 'key', duly_done.key) is null or exists (
         select 1 from duly_key
          where duly_key.task = duly_done.task and duly_key.key = coalesce(value ->> 'key', duly_done.key)

@@ -5,6 +5,7 @@
 -- changes between the statements of a list; where PostgreSQL needs a lock or a guard for that, its file says so.
 
 -- name: enqueue
+-- Repeated, it changes nothing, also when the job has ended since.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
     lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
@@ -13,13 +14,13 @@ select value ->> 'id', :task, :queue, :priority,
        value ->> 'payload', value ->> 'envelope', :max_attempts, :now, coalesce(:due_at, :now + :delay_ms),
        coalesce(:expires_at, :now + :expires_ms), :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead
   from json_each(:jobs)
- where true
+ where not exists (select 1 from duly_done where duly_done.id = value ->> 'id')
     on conflict (id) do nothing;
 
--- name: lock_repeated
--- Only PostgreSQL has something to lock here.
-select value ->> 'id' as id
-  from json_each(:jobs)
+-- name: lock_jobs
+-- Only PostgreSQL has something to lock.
+select value as id
+  from json_each(:ids)
  where false;
 
 -- name: reserve_keys
@@ -46,6 +47,7 @@ select value ->> 'id', :task, :queue, :priority,
  where exists (
        select 1 from duly_key
         where task = :task and key = value ->> 'key' and job_id = value ->> 'id' and state = 'live')
+   and not exists (select 1 from duly_done where duly_done.id = value ->> 'id')
     on conflict (id) do nothing;
 
 -- name: undo_finished
@@ -67,6 +69,11 @@ select value ->> 'id' as asked, coalesce(duly_key.job_id, value ->> 'id') as hol
   from json_each(:jobs)
   left join duly_key on duly_key.task = :task and duly_key.key = value ->> 'key'
  order by json_each.key;
+
+-- name: await_claim
+-- Only PostgreSQL has something to wait for.
+select :token as waited
+ where false;
 
 -- name: claim
 -- Ready rows in their order, then due scheduled ones, so that nothing has to be promoted first (no scheduled one is

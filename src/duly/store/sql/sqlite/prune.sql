@@ -12,24 +12,20 @@ update duly_done
 returning id;
 
 -- name: prune_done
-delete from duly_attempt
- where job_id in (
-       select id from duly_done
-        where prune_at <= :now and finished_at + keep_ms <= :now
-        order by prune_at, id
-        limit :limit);
-delete from duly_step
- where job_id in (
-       select id from duly_done
-        where prune_at <= :now and finished_at + keep_ms <= :now
-        order by prune_at, id
-        limit :limit);
-delete from duly_done
+-- Marked first: the clock goes on between statements, and what comes due meanwhile would leave its attempts behind.
+update duly_done
+   set prune_at = -1
  where id in (
        select id from duly_done
         where prune_at <= :now and finished_at + keep_ms <= :now
         order by prune_at, id
-        limit :limit)
+        limit :limit);
+delete from duly_attempt
+ where job_id in (select id from duly_done where prune_at = -1);
+delete from duly_step
+ where job_id in (select id from duly_done where prune_at = -1);
+delete from duly_done
+ where prune_at = -1
 returning id;
 
 -- name: prune_keys

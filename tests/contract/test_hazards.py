@@ -1,0 +1,391 @@
+"""Places where a queue like this one has been seen to break, each with its defence."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+
+from duly.errors import ConfigError, StoreUnavailable
+from duly.model import Change, Failure, NewJob, State, Terms
+from duly.store import caller, ops, postgres, sqlite
+from duly.store.driver import Point
+from duly.store.ops import Finish, Replay
+from duly.store.postgres import PostgresDriver
+from duly.store.statements import spell
+from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, held, new_id, new_token, spoiled
+
+DEAD = Change(State.DEAD, error=Failure("ValueError", "no"))
+DONE = Change(State.SUCCEEDED)
+
+
+@pytest.fixture
+def fleet(postgres_url: str):
+    store = PostgresStore(postgres_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path):
+    store = SQLiteStore(tmp_path / "duly.db")
+    yield store
+    store.close()
+
+
+def run_section(conn: psycopg.Connection[Any], op: ops.Op[Any]) -> list[Any]:
+    """Run an operation in a session of the test's own, and leave its transaction open."""
+    rows: list[Any] = []
+    for section in op.sections:
+        for statement in spell("postgres", section, "pyformat"):
+            cursor = conn.execute(statement.sql, op.params)  # type: ignore[arg-type]
+            rows += cursor.fetchall() if cursor.description else []
+    return rows
+
+
+# Beats
+
+
+def test_j10_a_job_that_a_caller_has_locked_does_not_hold_up_the_beats_of_its_neighbours(fleet):
+    ids = fleet.enqueue(3, lease_ms=10_000)
+    jobs = fleet.claim(3)
+    with psycopg.connect(fleet.url) as theirs:
+        run_section(theirs, ops.finish([Finish(jobs[0], DEAD)], now=fleet.now))
+        fleet.now += 9_000
+        assert set(fleet.run(ops.extend(map(held, jobs), now=fleet.now))) == set(ids)
+        theirs.rollback()
+    fleet.now += 2_000
+    assert [seen.id for seen in fleet.run(ops.expired_leases(now=fleet.now))] == [ids[0]]
+
+
+def test_j10_beats_do_not_wait_for_other_work_of_the_process(fleet):
+    fleet.enqueue()
+    [job] = fleet.claim()
+    blocked = threading.Event()
+
+    def hook(point: Point) -> None:
+        if point.op == "promote":
+            blocked.wait(20)
+
+    async def main() -> Any:
+        fleet.driver.hook = hook
+        others = [asyncio.create_task(fleet.driver.arun(ops.promote("default"))) for _ in range(8)]
+        await asyncio.sleep(0)
+        beaten = await asyncio.wait_for(fleet.driver.arun(ops.extend([held(job)])), 10)
+        blocked.set()
+        await asyncio.gather(*others)
+        return beaten
+
+    assert asyncio.run(main()) == {job.id: None}
+
+
+def test_j09_a_turn_of_mixed_endings_never_meets_a_beat_or_a_cancel_in_a_circle(fleet):
+    for _ in range(15):
+        fleet.enqueue(40)
+        jobs = fleet.claim(40)
+        turn = [Finish(job, DONE if place % 2 else DEAD) for place, job in enumerate(reversed(jobs))]
+        with ThreadPoolExecutor(3) as threads:
+            work = [
+                threads.submit(fleet.run, ops.finish(turn, now=fleet.now)),
+                threads.submit(fleet.run, ops.extend(map(held, jobs), now=fleet.now)),
+                threads.submit(fleet.run, ops.cancel([job.id for job in jobs], now=fleet.now)),
+            ]
+        assert set(work[0].result().values()) == {"recorded"}
+    fleet.driver.close()
+    [[deadlocks]] = fleet.query("select deadlocks from pg_stat_database where datname = current_database()")
+    assert deadlocks == 0
+
+
+# Claims
+
+
+def test_j08_a_claim_asked_again_waits_for_its_first_try_that_is_still_on_its_way(fleet):
+    fleet.enqueue(4, max_attempts=1)
+    claim = ops.claim("default", limit=2, token=new_token(), worker="w1", now=fleet.now)
+    with psycopg.connect(fleet.url) as lost, ThreadPoolExecutor(1) as threads:
+        first = run_section(lost, claim)
+        again = threads.submit(fleet.run, claim.again)
+        while not fleet.query("select 1 from pg_locks where locktype = 'advisory' and not granted"):
+            assert not again.done()
+        lost.commit()
+        assert [job.id for job in again.result(10)] == [row[0] for row in first]
+    assert fleet.query("select count(*) from duly_job where state = 'running'") == [(2,)]
+
+
+# Enqueue
+
+
+@pytest.mark.parametrize("end", [DONE, DEAD])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_j01_an_enqueue_repeated_by_hand_after_its_job_has_ended_changes_nothing(store, key, end):
+    op = ops.enqueue(Terms("work"), [NewJob(new_id(), "{}", key=key)], now=store.now)
+    store.run(op)
+    store.finish(*store.claim(), end)
+    done = store.query("select count(*) from duly_done")
+    store.run(op)
+    assert store.query("select count(*) from duly_job") == [(0,)]
+    assert store.query("select count(*) from duly_done") == done == [(1,)]
+
+
+def test_k01_a_key_that_a_database_would_cut_is_refused(store):
+    before = store.snapshot()
+    for key in ("a\x00b", "\ud800", "", "x" * 513):
+        with pytest.raises(ConfigError, match="key= is"):
+            store.enqueue_key(key)
+    assert store.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"priority": 2**31}, {"max_attempts": 0}, {"lease_ms": 0}, {"lease_ms": 2**31}, {"keep_ms": -1},
+        {"delay_ms": -1}, {"queue": ""}, {"task": "a\x00"}, {"task": "\ud800"}, {"due_at": 2**53},
+    ],
+)  # fmt: skip
+def test_j05_terms_that_no_store_could_keep_are_refused_before_anything_is_written(store, terms):
+    before = store.snapshot()
+    with pytest.raises(ConfigError, match=next(iter(terms))):
+        store.enqueue(**terms)
+    assert store.snapshot() == before
+
+
+def test_k09_an_enqueue_that_waits_for_the_callers_own_transaction_ends_with_the_remedy(fleet, monkeypatch):
+    monkeypatch.setattr(postgres, "LOCK_TIMEOUT", "set local lock_timeout = '100ms'")
+    op = ops.enqueue(Terms("work"), [NewJob(new_id(), "{}", key="k")], now=fleet.now)
+    with psycopg.connect(fleet.url) as theirs:
+        caller.run(theirs, op)
+        with pytest.raises(StoreUnavailable, match=r"pass it as `conn=`"):
+            fleet.enqueue_key("k")
+        theirs.rollback()
+
+
+# The caller's connection
+
+
+def half(conn: Any) -> None:
+    with pytest.raises((sqlite3.IntegrityError, sqlalchemy.exc.IntegrityError)):
+        caller.run(conn, spoiled(ops.enqueue(Terms("work"), [NewJob(new_id(), "{}", key="k")])))
+
+
+def test_j02_a_caller_who_goes_on_after_a_refused_enqueue_commits_nothing_of_it(file):
+    conn = sqlite3.connect(file.path)
+    conn.execute("insert into duly_meta values ('mine', '1')")
+    half(conn)
+    conn.commit()
+    conn.close()
+    engine = sqlalchemy.create_engine(f"sqlite:///{file.path}")
+    with engine.connect() as theirs:
+        half(theirs)
+        theirs.exec_driver_sql("insert into duly_meta values ('theirs', '1')")
+        theirs.commit()
+    engine.dispose()
+    assert file.query("select name from duly_meta where name in ('mine', 'theirs')") == [("mine",), ("theirs",)]
+    assert file.query("select count(*) from duly_key") == [(0,)]
+    assert not file.enqueue_key("k").deduplicated
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_j02_an_sqlalchemy_connection_that_commits_every_statement_is_refused(kind, request, tmp_path):
+    if kind == "sqlite":
+        url = f"sqlite:///{tmp_path / 'a.db'}"
+    else:
+        url = request.getfixturevalue("postgres_url").replace("postgresql://", "postgresql+psycopg://")
+    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as conn, pytest.raises(ConfigError, match="AUTOCOMMIT"):
+        caller.run(conn, ops.clock())
+    engine.dispose()
+
+
+def test_j02_a_psycopg_connection_in_pipeline_mode_is_refused(fleet):
+    with psycopg.connect(fleet.url) as conn, conn.pipeline(), pytest.raises(ConfigError, match="pipeline"):
+        caller.run(conn, ops.clock())
+
+
+def test_j09_a_finish_on_the_callers_connection_is_told_that_the_lease_is_lost(file):
+    file.enqueue()
+    [job] = file.claim()
+    stale = Finish(job, DONE)
+    file.succeed(job)
+    with sqlite3.connect(file.path) as conn:
+        assert caller.run(conn, ops.finish([stale])) == {job.id: "already"}
+    conn.close()
+
+
+# The same thing twice in one operation
+
+
+def test_j09_one_job_named_twice_is_finished_once(store):
+    ids = store.enqueue(2)
+    first, second = store.claim(2)
+    finishes = [Finish(first, DONE), Finish(first, DEAD), Finish(second, DEAD), Finish(second, DEAD)]
+    answer = store.run(ops.finish(finishes, now=store.now))
+    assert set(answer) == set(ids)
+    assert [store.state(job_id) for job_id in ids] == ["succeeded", "dead"]
+
+
+def test_j17_one_job_named_twice_is_cancelled_once(store):
+    [job_id] = store.enqueue()
+    assert store.run(ops.cancel([job_id, job_id], now=store.now)) == {job_id: "cancelled"}
+
+
+def test_r05_one_dead_job_named_twice_is_replayed_once(store):
+    [dead] = store.dead()
+    store.run(ops.replay([Replay(dead, new_id()), Replay(dead, new_id())], by="ann", why="twice", now=store.now))
+    assert store.query("select count(*) from duly_job") == [(1,)]
+
+
+def test_r09_what_is_resolved_is_settled_for_good_unless_forced(store):
+    [dead] = store.dead()
+    store.run(ops.resolve([dead], by="ann", why="paid by hand", now=store.now))
+    [refused] = store.run(ops.replay([Replay(dead, new_id())], by="bob", why="again", now=store.now))
+    assert (refused.new_id, refused.state) == (None, "dead")
+    [forced] = store.run(ops.replay([Replay(dead, new_id(), force=True)], by="bob", why="again", now=store.now))
+    assert store.state(forced.new_id) == "ready"
+
+
+# Odd texts and ids
+
+
+def test_r04_no_text_of_an_ending_keeps_it_from_being_recorded(store):
+    [job_id] = store.enqueue()
+    [job] = store.claim()
+    odd = "\x00\ud800"
+    change = Change(State.DEAD, reason=odd, error=Failure(f"E{odd}", odd, odd))
+    assert store.finish(job, change) in ("recorded", "already")
+    assert store.get(job_id).reason == "\\u0000\\ud800"
+
+
+def test_r04_an_ending_that_the_database_refuses_for_its_data_is_sent_once_more_bare(tmp_path):
+    store = D1Store(tmp_path / "d1.db")
+    store.lose(None)
+    [job_id] = store.enqueue()
+    [job] = store.claim()
+    too_large = "x" * 2_000_001  # more than D1 takes
+    change = Change(State.DEAD, error=Failure("ValueError", "no", too_large))
+    assert store.finish(job, change) == "recorded"
+    assert [attempt.error for attempt in store.run(ops.attempts(job_id))] == ["ValueError"]
+    store.close()
+
+
+def test_an_id_is_found_however_it_is_spelt_and_what_is_no_id_is_that_of_no_job(store):
+    [job_id] = store.enqueue()
+    assert store.get(job_id.upper()).id == job_id
+    for wrong in ("nope", "", "0" * 40):
+        assert store.get(wrong) is None
+        assert store.run(ops.cancel([wrong], now=store.now)) == {}
+        assert store.run(ops.attempts(wrong)) == []
+        assert store.run(ops.why(wrong)) is None
+        assert [job.id for job in store.run(ops.dead_list(after=wrong))] == []
+
+
+# SQLite
+
+
+def test_j01_a_reader_that_stays_does_not_stop_writers(file, monkeypatch):
+    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(sqlite, "CHECKPOINT_SECONDS", 0.2)
+    reader = sqlite3.connect(file.path, isolation_level=None)
+    reader.execute("begin")
+    reader.execute("select count(*) from duly_job").fetchall()
+    for _ in range(20):
+        file.enqueue()  # each would fail after five seconds of a locked file
+    reader.execute("rollback")
+    reader.close()
+    assert file.query("select count(*) from duly_job") == [(20,)]
+
+
+def test_j01_a_fork_waits_until_no_read_is_under_way(file):
+    reading, go_on, forked = threading.Event(), threading.Event(), threading.Event()
+
+    def read() -> None:
+        with file.driver._reader():
+            reading.set()
+            go_on.wait(10)
+
+    def fork() -> None:
+        file.driver.before_fork()
+        forked.set()
+        file.driver.after_fork()
+
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(read)
+        reading.wait(10)
+        threads.submit(fork)
+        assert not forked.wait(0.1)
+        go_on.set()
+        assert forked.wait(10)
+    assert file.enqueue()
+
+
+def test_j01_whatever_befalls_the_writer_the_next_write_goes_through(file):
+    failures = [KeyboardInterrupt(), SystemExit(1), RuntimeError("a bug")]
+
+    def hook(point: Point) -> None:
+        if point.section == "enqueue" and point.moment == "after" and failures:
+            raise failures.pop()
+
+    file.driver.hook = hook
+    for _ in range(3):
+        with pytest.raises((KeyboardInterrupt, SystemExit, RuntimeError)):
+            file.enqueue()
+    file.enqueue()
+    assert file.query("select count(*) from duly_job") == [(1,)]
+
+
+def test_j22_the_wal_of_a_file_behind_a_link_is_kept_short(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1)
+    (tmp_path / "real").mkdir()
+    os.symlink(tmp_path / "real" / "duly.db", tmp_path / "link.db")
+    store = SQLiteStore(tmp_path / "link.db")
+    store.enqueue()
+    wal = tmp_path / "real" / "duly.db-wal"
+    give_up = threading.Event()
+    for _ in range(500):
+        if wal.stat().st_size == 0:
+            break
+        give_up.wait(0.01)
+    assert wal.stat().st_size == 0
+    store.close()
+
+
+# PostgreSQL
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_j06_a_server_that_isolates_more_than_we_need_changes_nothing(fleet, level):
+    fleet.query(f"alter database {fleet.url.rpartition('/')[2]} set default_transaction_isolation = '{level}'")
+    ids = fleet.enqueue(200)
+    fleet.driver.close()
+
+    def work(_: int) -> list[str]:
+        driver = PostgresDriver(fleet.url)
+        done: list[str] = []
+        while jobs := driver.run(ops.claim("default", limit=5, token=new_token(), worker="w", now=fleet.now)):
+            driver.run(ops.finish([Finish(job, DONE) for job in jobs], now=fleet.now))
+            done += [job.id for job in jobs]
+        driver.close()
+        return done
+
+    with ThreadPoolExecutor(4) as threads:
+        done = [job_id for share in threads.map(work, range(4)) for job_id in share]
+    assert sorted(done) == sorted(ids)
+
+
+def test_j27_what_the_server_cancels_is_known_not_to_be_written(fleet):
+    [job_id] = fleet.enqueue()
+    hurried = PostgresDriver(f"{fleet.url}?options=-c%20statement_timeout%3D100")
+    with psycopg.connect(fleet.url) as theirs:
+        theirs.execute("select id from duly.duly_job for update")
+        with pytest.raises(StoreUnavailable, match="nothing was written"):
+            hurried.run(ops.cancel([job_id]))
+        theirs.rollback()
+    hurried.close()
+    assert fleet.state(job_id) == "ready"
