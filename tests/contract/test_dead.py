@@ -304,9 +304,8 @@ def test_r05_a_replay_asked_again_after_a_lost_answer_is_still_the_first(store: 
     assert store.snapshot() == before
 
 
+@pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)  # D1 runs one batch at a time
 def test_r05_replays_of_one_job_at_the_same_time_make_one_job(store: Store) -> None:
-    if store.kind == "d1":
-        pytest.skip("D1 runs one batch at a time: there is no same time")
     (old,) = store.dead()
     add_step(store, old, "s", "done")
     with ThreadPoolExecutor(4) as threads:
@@ -317,9 +316,8 @@ def test_r05_replays_of_one_job_at_the_same_time_make_one_job(store: Store) -> N
     assert event(store, old, "job.replayed")
 
 
+@pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)  # D1 runs one batch at a time
 def test_r05_keyed_replays_of_one_job_at_the_same_time_make_one_job(store: Store) -> None:
-    if store.kind == "d1":
-        pytest.skip("D1 runs one batch at a time: there is no same time")
     old = store.enqueue_key("k").id
     store.kill(store.claim()[0])
     with ThreadPoolExecutor(4) as threads:

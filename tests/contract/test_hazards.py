@@ -223,12 +223,12 @@ def test_j09_a_finish_on_the_callers_connection_is_told_that_the_lease_is_lost(f
 
 
 def test_j09_one_job_named_twice_is_finished_once(store):
-    ids = store.enqueue(2)
-    first, second = store.claim(2)
+    ids = store.enqueue(3)
+    first, second, third = store.claim(3)
     finishes = [Finish(first, DONE), Finish(first, DEAD), Finish(second, DEAD), Finish(second, DEAD)]
-    answer = store.run(ops.finish(finishes, now=store.now))
+    answer = store.run(ops.finish([*finishes, Finish(third, DONE), Finish(third, DONE)], now=store.now))
     assert set(answer) == set(ids)
-    assert [store.state(job_id) for job_id in ids] == ["succeeded", "dead"]
+    assert [store.state(job_id) for job_id in ids] == ["succeeded", "dead", "succeeded"]
 
 
 def test_j17_one_job_named_twice_is_cancelled_once(store):
