@@ -1,0 +1,133 @@
+"""The command line, through the real program: what a stranger types, and what it answers to mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import duly
+
+DULY = str(Path(sys.executable).parent / "duly")
+
+
+def run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
+    return subprocess.run(
+        [DULY, *words], cwd=cwd, env=inherited | environ, capture_output=True, text=True, timeout=90, check=False
+    )
+
+
+def complaint(answer: subprocess.CompletedProcess[str], code: int) -> str:
+    """A mistake is answered in a line or two on stderr, with the right exit code and no traceback."""
+    assert answer.returncode == code, answer
+    assert "Traceback" not in answer.stderr
+    assert len(answer.stderr.splitlines()) <= 4
+    assert answer.stdout == ""
+    return answer.stderr
+
+
+def test_it_tells_its_version(tmp_path):
+    assert run("--version", cwd=tmp_path).stdout == f"duly {duly.__version__}\n"
+
+
+def test_help_lists_every_command_and_each_has_an_example(tmp_path):
+    listed = re.findall(r"^  ([a-z]+) ", run("--help", cwd=tmp_path).stdout.partition("Commands:")[2], re.MULTILINE)
+    assert listed == ["demo", "migrate"]
+    for command in listed:
+        assert re.search(rf"Examples?:\n +duly {command}", run(command, "--help", cwd=tmp_path).stdout)
+
+
+def test_a_misspelt_command_gets_the_right_one_named(tmp_path):
+    assert "Did you mean 'migrate'?" in complaint(run("migrte", cwd=tmp_path), 2)
+
+
+def test_migrate_makes_a_file_here_when_nothing_is_set_and_says_so(tmp_path):
+    assert run("migrate", "--plan", cwd=tmp_path).stdout == "duly.db: would apply 0001_first\n"
+    assert not (tmp_path / "duly.db").exists()
+    assert run("migrate", cwd=tmp_path).stdout == "duly.db: applied 0001_first\n"
+    assert run("migrate", cwd=tmp_path).stdout == "duly.db: up to date (schema version 1)\n"
+
+
+def test_migrate_reads_the_url_from_argument_then_environment_then_file(tmp_path):
+    (tmp_path / "duly.toml").write_text('url = "file.db"\n')
+    assert run("migrate", cwd=tmp_path).stdout.startswith("file.db:")
+    assert run("migrate", cwd=tmp_path, DULY_URL="environment.db").stdout.startswith("environment.db:")
+    answer = run("migrate", "--url", "argument.db", cwd=tmp_path, DULY_URL="environment.db")
+    assert answer.stdout.startswith("argument.db:")
+
+
+def test_migrate_prints_the_sql_instead_of_running_it(tmp_path):
+    script = run("migrate", "--sql", cwd=tmp_path).stdout
+    assert not (tmp_path / "duly.db").exists()
+    conn = sqlite3.connect(tmp_path / "by-hand.db")
+    conn.executescript(script)
+    assert conn.execute("select value from duly_meta where name = 'schema'").fetchone() == ("1",)
+    conn.close()
+
+
+def test_migrate_on_postgresql_plans_applies_grants_and_answers_in_json(tmp_path, postgres):
+    url = postgres.new_database()
+    plan = json.loads(run("migrate", "--url", url, "--plan", "--json", cwd=tmp_path).stdout)
+    assert plan["pending"] == ["0001_first"]
+    with psycopg.connect(url) as conn:
+        conn.execute("create role app_of_cli")
+    done = json.loads(run("migrate", "--url", url, "--grant", "app_of_cli", "--json", cwd=tmp_path).stdout)
+    assert done["applied"] == ["0001_first"]
+    with psycopg.connect(url) as conn:
+        conn.execute("set role app_of_cli")
+        assert conn.execute("select count(*) from duly.duly_job").fetchone() == (0,)
+        conn.execute("reset role")
+        conn.execute("drop owned by app_of_cli")
+        conn.execute("drop role app_of_cli")
+    postgres.drop(url)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--url", "mysql://host/db"], 2, r"'mysql:' is not a database URL"),
+        (["--url", "missing/folder/jobs.db"], 2, r"the folder .*missing/folder does not exist: create it"),
+        (["--url", "not-a-database.txt"], 1, r"not a database"),
+        (["--url", "postgresql://nobody@127.0.0.1:1/db"], 1, r"127\.0\.0\.1:1/db cannot be reached.*refused"),
+        (["--url", ":memory:"], 2, r"in memory is refused.*give a path"),
+        (["--grant", "app"], 2, r"--grant is for PostgreSQL"),
+        (["--grnt", "app"], 2, r"No such option.*--grant"),
+    ],
+)
+def test_a_mistake_with_migrate_is_answered_with_what_to_do_and_nothing_is_written(tmp_path, words, code, said):
+    (tmp_path / "not-a-database.txt").write_text("a letter to somebody, and long enough to be one. " * 20)
+    before = sorted(tmp_path.iterdir())
+    answer = complaint(run("migrate", *words, cwd=tmp_path), code)
+    assert re.search(said, answer, re.DOTALL)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_newer_schema_is_not_touched(tmp_path):
+    run("migrate", cwd=tmp_path)
+    conn = sqlite3.connect(tmp_path / "duly.db")
+    conn.execute("update duly_meta set value = '9'")
+    conn.commit()
+    conn.close()
+    assert "upgrade duly" in complaint(run("migrate", cwd=tmp_path), 1)
+
+
+def test_the_demo_kills_a_worker_and_its_numbers_add_up(tmp_path):
+    answer = run("demo", "--keep", str(tmp_path / "kept"), cwd=tmp_path)
+    assert answer.returncode == 0, answer
+    assert "killed with SIGKILL" in answer.stdout
+    assert "Every job ended once, as it should." in answer.stdout
+    conn = sqlite3.connect(tmp_path / "kept" / "demo.db")
+    states = dict(conn.execute("select state, count(*) from duly_jobs group by state"))
+    conn.close()
+    assert states == {"succeeded": 290, "dead": 4}
+    again = run("demo", "--keep", str(tmp_path / "kept"), cwd=tmp_path)
+    assert again.returncode == 1
+    assert "name an empty folder" in again.stderr
