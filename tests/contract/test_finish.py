@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from duly import codec
+from duly import failure as failures
 from duly.model import DAY_MS, Change, Claimed, Failure, NewJob, State, Terms
 from duly.store import ops
 from duly.store.ops import Finish
@@ -205,7 +205,7 @@ def test_r04_nul_and_lone_surrogates_in_errors_are_escaped(store: Store) -> None
     try:
         raise ValueError("a\x00b\udc80c\ud83d")
     except ValueError as error:
-        failure = codec.describe(error)
+        failure = failures.describe(error)
     [job] = store.claim(1)
     assert written(store, store.finish(job, Change(State.DEAD, error=failure)))
     [attempt] = store.run(ops.attempts(job_id))

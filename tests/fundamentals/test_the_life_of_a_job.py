@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from duly.backoff import exponential
-from duly.codec import describe
+from duly.failure import describe
 from duly.lifecycle import Policy, decide
 from duly.model import Failed, NewJob, State, Succeeded, Terms, Verdict
 from duly.store import ops

@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.mutants.catalogue import MUTANTS, Mutant
 
 ROOT = Path(__file__).parent.parent.parent
+HANGS_AFTER_S = 60
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
 
 
 def judge(mutant: Mutant) -> str:
-    """Run the guarding tests on the broken package; empty when they turned red, else what went wrong."""
+    """Run the guarding tests on the broken package; empty when they turned red or hang, else what went wrong."""
     with tempfile.TemporaryDirectory(prefix="duly-mutant-") as folder:
         shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("__pycache__"))
         broken = Path(folder) / mutant.file
@@ -42,14 +43,14 @@ def judge(mutant: Mutant) -> str:
         if text.count(mutant.old) != 1:
             return f"its text stands {text.count(mutant.old)} times in the file, not once"
         broken.write_text(text.replace(mutant.old, mutant.new), "utf-8")
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(mutant.tests)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(Path(folder) / "src")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environ = {**os.environ, "PYTHONPATH": str(Path(folder) / "src")}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(mutant.tests)]
+        try:
+            run = subprocess.run(
+                command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=HANGS_AFTER_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return ""
     match run.returncode:
         case 1:
             return ""

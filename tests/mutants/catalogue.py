@@ -713,7 +713,7 @@ MUTANTS = [
         "tests/contract/test_finish.py -k j20_a_result_is_hidden",
     ),
     Mutant(
-        "src/duly/codec.py",
+        "src/duly/failure.py",
         "    return clip(escape_text(clip(text, limit_bytes)), limit_bytes)",
         "    return text",
         "tests/contract/test_finish.py -k r04_nul",

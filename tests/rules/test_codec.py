@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duly import codec
+from duly import codec, signature
+from duly import failure as failures
 from duly.errors import BadArguments, ConfigError, PayloadError, PayloadTooLarge
 
 # Every character, lone surrogates and NUL and our own mark among them.
@@ -238,8 +239,8 @@ def with_ctx(ctx: Unknown, n: int) -> Nowhere:  # noqa: F821
     raise NotImplementedError
 
 
-SEND = codec.signature_codec(send)
-EVERY = codec.signature_codec(every_kind)
+SEND = signature.signature_codec(send)
+EVERY = signature.signature_codec(every_kind)
 
 
 def test_j03_a_call_is_stored_by_name_however_it_was_written():
@@ -338,14 +339,14 @@ def test_u01_a_payload_that_no_longer_fits_is_refused_on_reading(text, said):
 
 
 def test_a_default_is_left_to_the_handler_that_runs():
-    assert codec.signature_codec(plain).encode_call((1,), {}) == '{"a":1}'
-    assert codec.signature_codec(plain).arguments((1,), {}) == {"a": 1, "b": 2}
+    assert signature.signature_codec(plain).encode_call((1,), {}) == '{"a":1}'
+    assert signature.signature_codec(plain).arguments((1,), {}) == {"a": 1, "b": 2}
     assert EVERY.decode_call('{"a":1,"b":"2026-01-02"}') == ([1], {"b": dt.date(2026, 1, 2)})
 
 
 def test_without_annotations_plain_json_comes_back():
-    text = codec.signature_codec(plain).encode_call((Line("x", decimal.Decimal("1.5")), {1}), {})
-    assert codec.signature_codec(plain).decode_call(text)[1] == {
+    text = signature.signature_codec(plain).encode_call((Line("x", decimal.Decimal("1.5")), {1}), {})
+    assert signature.signature_codec(plain).decode_call(text)[1] == {
         "a": {"name": "x", "price": "1.5", "tags": []},
         "b": [1],
     }
@@ -354,7 +355,7 @@ def test_without_annotations_plain_json_comes_back():
 def test_models_and_dataclasses_come_back_as_such_and_nested_mistakes_are_found():
     def handler(who: Person, order: Order | None = None) -> None: ...
 
-    made = codec.signature_codec(handler)
+    made = signature.signature_codec(handler)
     person, order = Person(name="A\x00"), Order(uuid.UUID(int=1), [Line("␛", decimal.Decimal(1), {"t"})])
     assert made.decode_call(made.encode_call((person, order), {})) == ([], {"who": person, "order": order})
     assert made.decode_call(made.encode_call(({"name": "A"},), {}))[1] == {"who": Person(name="A")}
@@ -369,10 +370,10 @@ def test_j03_a_value_is_never_quoted_in_a_refusal():
 
 
 def test_the_context_parameter_is_left_out_and_never_resolved():
-    made = codec.signature_codec(with_ctx, skip_first=True)
+    made = signature.signature_codec(with_ctx, skip_first=True)
     assert made.decode_call(made.encode_call((5,), {})) == ([], {"n": 5})
     with pytest.raises(ConfigError, match="ctx"):
-        codec.signature_codec(with_ctx)
+        signature.signature_codec(with_ctx)
 
 
 def test_a_nested_handler_may_name_itself_and_what_is_around_it():
@@ -380,7 +381,7 @@ def test_a_nested_handler_may_name_itself_and_what_is_around_it():
         n: int
 
     def decorated(handler: Any) -> Any:
-        return codec.signature_codec(handler)
+        return signature.signature_codec(handler)
 
     @decorated
     def again(value: Local) -> Any:
@@ -393,20 +394,20 @@ def test_annotations_with_limits_are_kept():
     def handler(n: Annotated[int, msgspec.Meta(ge=1)]) -> None: ...
 
     with pytest.raises(BadArguments, match=">= 1"):
-        codec.signature_codec(handler).encode_call((0,), {})
+        signature.signature_codec(handler).encode_call((0,), {})
 
 
 def test_an_annotation_that_json_cannot_serve_is_refused_at_definition():
     def handler(a: int, b: dt.date | uuid.UUID) -> None: ...
 
     with pytest.raises(ConfigError, match=r"handler: parameter `b`"):
-        codec.signature_codec(handler)
+        signature.signature_codec(handler)
 
 
 def test_the_result_is_read_by_the_handlers_annotation():
-    assert codec.result_type(every_kind) is Order
-    assert codec.result_type(plain) is Any
-    assert codec.result_type(with_ctx) is Any
+    assert signature.result_type(every_kind) is Order
+    assert signature.result_type(plain) is Any
+    assert signature.result_type(with_ctx) is Any
 
 
 def test_k05_a_set_with_odd_characters_is_sorted_too():
@@ -416,7 +417,7 @@ def test_k05_a_set_with_odd_characters_is_sorted_too():
 
 def test_k05_a_set_is_stored_in_the_same_order_by_every_process():
     code = (
-        "from duly.codec import signature_codec\n"
+        "from duly.signature import signature_codec\n"
         "def handler(names: frozenset[str]): ...\n"
         "print(signature_codec(handler).encode_call(({'a', 'b', 'c', 'd', 'e', 'f'},), {}))"
     )
@@ -443,7 +444,7 @@ def test_j04_a_payload_over_96_000_bytes_is_refused_with_size_limit_task_and_rem
 @given(ANY_TEXT, st.text(max_size=300), st.integers(-5, 200))
 def test_r04_a_clipped_text_is_within_its_limit_and_valid(odd, text, limit):
     for each in (text, text + odd, odd * 20):
-        clipped = codec.clip(each, limit)
+        clipped = failures.clip(each, limit)
         assert len(clipped.encode()) <= max(limit, 0)
         if len(each.encode("utf-8", "backslashreplace")) <= limit:
             assert clipped == each.encode("utf-8", "backslashreplace").decode()
@@ -451,7 +452,7 @@ def test_r04_a_clipped_text_is_within_its_limit_and_valid(odd, text, limit):
 
 def test_r04_head_and_tail_are_kept_and_the_cut_is_counted():
     text = "head " + "é" * 10_000 + " tail"
-    clipped = codec.clip(text, 1_000)
+    clipped = failures.clip(text, 1_000)
     head, said, tail = clipped.partition("… ")
     count, _, tail = tail.partition(" bytes cut …")
     assert said
@@ -464,16 +465,16 @@ def test_r04_head_and_tail_are_kept_and_the_cut_is_counted():
 
 @given(ANY_TEXT)
 def test_r04_escaped_text_can_be_stored_and_is_otherwise_the_same(text):
-    escaped = codec.escape_text(text)
+    escaped = failures.escape_text(text)
     escaped.encode()
     assert "\x00" not in escaped
     if escaped == text:
         text.encode()
-    assert codec.escape_text(escaped) == escaped
+    assert failures.escape_text(escaped) == escaped
 
 
 def test_r04_nul_and_lone_surrogates_are_made_visible():
-    assert codec.escape_text("a\x00b\udc80é") == "a\\u0000b\\udc80é"
+    assert failures.escape_text("a\x00b\udc80é") == "a\\u0000b\\udc80é"
 
 
 class Mute(Exception):
@@ -489,16 +490,16 @@ def raised(error: BaseException) -> BaseException:
 
 
 def test_r04_an_error_is_described_by_class_message_and_traceback():
-    failure = codec.describe(raised(ValueError("bad\x00")))
+    failure = failures.describe(raised(ValueError("bad\x00")))
     assert (failure.kind, failure.message) == ("ValueError", "bad\\u0000")
     assert "in raised" in failure.traceback
     assert failure.traceback.rstrip().endswith("ValueError: bad\\u0000")
-    assert codec.describe(ConfigError("x")).kind == "duly.errors.ConfigError"
-    assert codec.describe(Mute()).kind == f"{__name__}.Mute"
+    assert failures.describe(ConfigError("x")).kind == "duly.errors.ConfigError"
+    assert failures.describe(Mute()).kind == f"{__name__}.Mute"
 
 
 def test_r04_a_huge_error_keeps_head_and_tail_within_8_and_32_kilobytes():
-    failure = codec.describe(raised(ValueError("<" + "\x00é" * 1_000_000 + ">")))
+    failure = failures.describe(raised(ValueError("<" + "\x00é" * 1_000_000 + ">")))
     assert len(failure.message.encode()) <= 8_192
     assert len(failure.traceback.encode()) <= 32_768
     assert failure.message.startswith("<")
@@ -549,7 +550,7 @@ def noted() -> BaseException:
 
 @pytest.mark.parametrize("make", [Mute, deep_recursion, circle, chain, groups, noted, KeyboardInterrupt])
 def test_r04_whatever_the_error_does_it_is_described(make):
-    failure = codec.describe(make())
+    failure = failures.describe(make())
     assert failure.kind
     assert len(failure.message.encode()) <= 8_192
     assert failure.traceback is not None
@@ -557,4 +558,4 @@ def test_r04_whatever_the_error_does_it_is_described(make):
 
 
 def test_r04_an_error_that_cannot_say_its_message_says_why():
-    assert codec.describe(Mute()).message == "<no text: asking for it raised RuntimeError>"
+    assert failures.describe(Mute()).message == "<no text: asking for it raised RuntimeError>"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from duly import backoff, codec, lifecycle
+from duly import backoff, failure, lifecycle
 from duly.keys import Ids, new_token
 from duly.model import Claimed, Failed, NewJob, Outcome, Sighting, State, Succeeded, Terms
 from duly.store import ops
@@ -205,7 +205,7 @@ def attempt(driver: Driver, job: Claimed, held: list[Claimed]) -> Outcome:
             case _:
                 time.sleep(0.01)
     except Exception as error:
-        return Failed(codec.describe(error))
+        return Failed(failure.describe(error))
     return Succeeded('"done"')
 
 

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import msgspec
 
-from duly import codec, keys
+from duly import codec, failure, keys
 from duly import envelope as envelopes
 from duly.errors import ConfigError
 from duly.model import (
@@ -131,7 +131,7 @@ def _check(terms: Terms) -> None:
     """Refuse terms that some store could not keep, so that all refuse the same."""
     for name in ("task", "queue"):
         text = getattr(terms, name)
-        if not text or text != codec.escape_text(text):
+        if not text or text != failure.escape_text(text):
             raise ConfigError(f"{name} is {text!r}: a name is not empty and has no NUL and no lone surrogate")
     for name, least in _LEAST.items():
         value = getattr(terms, name)
@@ -794,7 +794,7 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 def _clean(text: str | None) -> str | None:
-    return text and codec.escape_text(text)
+    return text and failure.escape_text(text)
 
 
 def _text(records: Any) -> str:
