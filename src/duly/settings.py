@@ -129,6 +129,7 @@ class Settings:
     url: Url = Url("sqlite", "duly.db", "duly.db")
     listen_url: Url | None = None
     schema: str = "duly"
+    prepared: bool = True
     durability: str = "full"
     max_attempts: int = 5
     max_payload: int = 96_000
@@ -248,6 +249,15 @@ def _count(value: Any, what: str) -> int:
     return number
 
 
+def _switch(value: Any, what: str) -> bool:
+    """Read a yes or no."""
+    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    said = words.get(str(value).strip().lower())
+    if said is None:
+        raise ConfigError(f"{what} is {value!r}: give true or false")
+    return said
+
+
 def _duration(value: Any, what: str) -> int:
     """Read a duration."""
     return to_ms(value, what=what)
@@ -266,6 +276,7 @@ _READERS: Mapping[str, Callable[[Any, str], Any]] = MappingProxyType(
         "url": _url,
         "listen_url": _url,
         "schema": _schema,
+        "prepared": _switch,
         "durability": _durability,
         "max_attempts": _count,
         "max_payload": _count,

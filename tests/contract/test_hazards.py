@@ -135,6 +135,22 @@ def test_j01_an_enqueue_repeated_by_hand_after_its_job_has_ended_changes_nothing
     assert store.query("select count(*) from duly_done") == done == [(1,)]
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_j01_an_enqueue_repeated_while_its_job_is_being_finished_adds_nothing(fleet, key):
+    """The repetition waits for the finish, and only its next statement can see what that left in duly_done."""
+    op = ops.enqueue(Terms("work"), [NewJob(new_id(), "{}", key=key)], now=fleet.now)
+    fleet.run(op)
+    [job] = fleet.claim()
+    with psycopg.connect(fleet.url) as worker, ThreadPoolExecutor(1) as threads:
+        run_section(worker, ops.finish([Finish(job, DEAD)], now=fleet.now))
+        again = threads.submit(fleet.run, op.again)
+        while not fleet.query("select 1 from pg_locks where not granted"):
+            assert not again.done()
+        worker.commit()
+        assert [answer.id for answer in again.result(10)] == [job.id]
+    assert fleet.query("select (select count(*) from duly_job), (select count(*) from duly_key)") == [(0, 0)]
+
+
 def test_k01_a_key_that_a_database_would_cut_is_refused(store):
     before = store.snapshot()
     for key in ("a\x00b", "\ud800", "", "x" * 513):

@@ -428,7 +428,7 @@ MUTANTS = [
         "src/duly/store/ops.py",
         'again = Op("enqueue", ("enqueue", "undo_finished"), params',
         'again = Op("enqueue", ("enqueue",), params',
-        "tests/contract/test_enqueue.py -k j01_enqueue_repeated",
+        "tests/contract/test_hazards.py -k being_finished",
     ),
     Mutant(
         "src/duly/store/ops.py",
@@ -716,7 +716,7 @@ MUTANTS = [
         "src/duly/failure.py",
         "    return clip(escape_text(clip(text, limit_bytes)), limit_bytes)",
         "    return text",
-        "tests/contract/test_finish.py -k r04_nul",
+        "tests/rules/test_codec.py -k r04",
     ),
     Mutant(
         "src/duly/store/sql/sqlite/prune.sql",

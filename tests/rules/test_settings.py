@@ -201,3 +201,16 @@ def test_any_text_is_a_url_or_refused(text):
         except ConfigError as refused:
             said = str(refused)
         assert "geheim" not in said
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("false", False), ("ON", True), (False, False), ("0", False), (True, True)]
+)
+def test_a_switch_is_read_in_the_words_people_use(said, meant):
+    assert load({"prepared": said}, {}).prepared is meant
+    assert load({}, {"DULY_PREPARED": str(said)}).prepared is meant
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_refused():
+    with pytest.raises(ConfigError, match="give true or false"):
+        load({}, {"DULY_PREPARED": "perhaps"})

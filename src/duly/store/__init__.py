@@ -22,5 +22,10 @@ def open_driver(settings: Settings) -> Driver:
                 raise ConfigError(
                     f"{url} needs psycopg, which is not installed: pip install 'duly[postgres]'"
                 ) from error
-            return PostgresDriver(url.dsn, schema=settings.schema, connect_s=settings.connect_timeout_ms / 1000)
+            return PostgresDriver(
+                url.dsn,
+                schema=settings.schema,
+                prepared=settings.prepared,
+                connect_s=settings.connect_timeout_ms / 1000,
+            )
     raise ConfigError(f"{url}: this version of duly has no store for {url.store!r} yet")
