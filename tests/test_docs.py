@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PRINTED = re.compile(r"^print\(.*\)\s+# (.+)$", re.MULTILINE)
+PRINTED = re.compile(r"^ *print\(.*\)\s+# (.+)$", re.MULTILINE)
 
 
 def examples() -> list[pytest.param]:

@@ -251,11 +251,21 @@ def located(error: BaseException, root: str) -> str:
     return f"`{path}`: {what[:1].lower()}{what[1:]}"
 
 
+def check_json(text: str, what: str) -> None:
+    """Refuse a text that is not JSON, before it is stored where others would have to read it."""
+    try:
+        _RAW.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise PayloadError(f"{what} is not JSON ({error}): encode it first, as codec.encode does") from error
+
+
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+
+
 def check_size(payload: str, task: str, *, limit: int = MAX_PAYLOAD) -> None:
     """Refuse a payload that is too large to travel inline."""
     size = len(payload) if payload.isascii() else len(payload.encode())
     if size > limit:
         raise PayloadTooLarge(
-            f"{task}: the payload has {size:,} bytes, the limit is {limit:,}: store the data and pass a "
-            "reference to it, or set a blob store"
+            f"{task}: the payload has {size:,} bytes, the limit is {limit:,}: store the data and pass a reference to it"
         )

@@ -138,7 +138,7 @@ class Failure(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """What is written when an attempt ends. Only `lifecycle.decide` makes one."""
+    """What is written when an attempt ends: what `lifecycle.decide` makes of an outcome."""
 
     state: State
     after_ms: int | None = None

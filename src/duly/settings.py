@@ -64,7 +64,7 @@ def _suggested(scheme: str) -> str:
     """Say which URL was probably meant."""
     if scheme == "file":
         return "write the plain path, such as 'jobs.db'"
-    close = get_close_matches(scheme.partition("+")[0], _KNOWN, 1, 0.5)
+    close = get_close_matches(scheme.partition("+")[0], _KNOWN, 1, 0.6)
     if close:
         return f"did you mean '{close[0]}://'?" if close[0] != "sqlite" else "did you mean 'sqlite:///'?"
     return "give a path, sqlite:///…, postgresql://… or d1://…"

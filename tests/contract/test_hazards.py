@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from duly.errors import ConfigError, StoreUnavailable
+from duly.errors import ConfigError, PayloadError, PayloadTooLarge, StoreRefused, StoreUnavailable
 from duly.model import Change, Failure, NewJob, State, Terms
 from duly.store import caller, ops, postgres, sqlite
 from duly.store.driver import Point
@@ -173,6 +173,42 @@ def test_j05_terms_that_no_store_could_keep_are_refused_before_anything_is_writt
     assert store.snapshot() == before
 
 
+def test_j25_what_is_not_json_is_refused_wherever_it_comes_in(store):
+    store.dead()
+    [job] = store.enqueue() and store.claim()
+    before = store.snapshot()
+    for wrong in ("{not json", "", "sent", "{} {}"):
+        with pytest.raises(PayloadError, match="is not JSON"):
+            store.enqueue(payload=wrong)
+        with pytest.raises(PayloadError, match="is not JSON"):
+            store.succeed(job, result=wrong)
+        with pytest.raises(PayloadError, match="is not JSON"):
+            ops.replay([Replay(new_id(), new_id(), payload=wrong)])
+    assert store.snapshot() == before
+
+
+def test_j25_a_row_that_somebody_broke_by_hand_does_not_hide_the_others(store):
+    ids = store.enqueue(2)
+    store.query("update duly_job set payload = '{oops' where id = ?", ids[0])
+    assert [job.payload for job in store.run(ops.listing(now=store.now))] == [{"n": 1}, "{oops"]
+
+
+def test_r05_a_replay_takes_no_key_and_no_payload_that_an_enqueue_would_refuse():
+    with pytest.raises(ConfigError, match="NUL"):
+        ops.replay([Replay(new_id(), new_id(), key="a\x00b")])
+    with pytest.raises(PayloadTooLarge):
+        ops.replay([Replay(new_id(), new_id(), payload=f'"{"x" * 96_000}"')])
+
+
+def test_j06_a_claim_of_fewer_than_none_and_an_id_that_is_none_are_refused(store):
+    store.enqueue()
+    with pytest.raises(ConfigError, match="0 or more"):
+        store.claim(-1)
+    for wrong in ("my-id", new_id().upper()):
+        with pytest.raises(ConfigError, match="a UUID in lower case"):
+            store.run(ops.enqueue(Terms("work"), [NewJob(wrong, "{}")]))
+
+
 def test_k09_an_enqueue_that_waits_for_the_callers_own_transaction_ends_with_the_remedy(fleet, monkeypatch):
     monkeypatch.setattr(postgres, "LOCK_TIMEOUT", "set local lock_timeout = '100ms'")
     op = ops.enqueue(Terms("work"), [NewJob(new_id(), "{}", key="k")], now=fleet.now)
@@ -223,6 +259,13 @@ def test_j02_an_sqlalchemy_connection_that_commits_every_statement_is_refused(ki
 def test_j02_a_psycopg_connection_in_pipeline_mode_is_refused(fleet):
     with psycopg.connect(fleet.url) as conn, conn.pipeline(), pytest.raises(ConfigError, match="pipeline"):
         caller.run(conn, ops.clock())
+
+
+def test_j02_a_cursor_is_no_connection(file):
+    conn = sqlite3.connect(file.path)
+    with pytest.raises(ConfigError, match="which duly does not know"):
+        caller.run(conn.cursor(), ops.clock())
+    conn.close()
 
 
 def test_j09_a_finish_on_the_callers_connection_is_told_that_the_lease_is_lost(file):
@@ -356,6 +399,14 @@ def test_j01_whatever_befalls_the_writer_the_next_write_goes_through(file):
     assert file.query("select count(*) from duly_job") == [(1,)]
 
 
+@pytest.mark.parametrize("name", [":memory:", "."])
+def test_j01_a_path_that_is_no_file_is_refused(tmp_path, name):
+    driver = sqlite.SQLiteDriver(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"jobs\.db|is a folder"):
+        driver.run(ops.clock())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_j22_the_wal_of_a_file_behind_a_link_is_kept_short(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1)
     (tmp_path / "real").mkdir()
@@ -393,6 +444,12 @@ def test_j06_a_server_that_isolates_more_than_we_need_changes_nothing(fleet, lev
     with ThreadPoolExecutor(4) as threads:
         done = [job_id for share in threads.map(work, range(4)) for job_id in share]
     assert sorted(done) == sorted(ids)
+
+
+def test_j25_a_refusal_does_not_quote_the_row_and_its_payload(fleet):
+    with pytest.raises(StoreRefused) as refused:
+        fleet.run(spoiled(ops.enqueue(Terms("work"), [NewJob(new_id(), '"a secret"')])))
+    assert "secret" not in str(refused.value)
 
 
 def test_j27_what_the_server_cancels_is_known_not_to_be_written(fleet):

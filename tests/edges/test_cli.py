@@ -98,6 +98,8 @@ def test_migrate_on_postgresql_plans_applies_grants_and_answers_in_json(tmp_path
         (["--url", "not-a-database.txt"], 1, r"not a database"),
         (["--url", "postgresql://nobody@127.0.0.1:1/db"], 1, r"127\.0\.0\.1:1/db cannot be reached.*refused"),
         (["--url", ":memory:"], 2, r"in memory is refused.*give a path"),
+        (["--url", "."], 2, r"is a folder: name a file in it"),
+        (["--url", "d1://token@host/db"], 2, r"has no store for 'd1' yet"),
         (["--grant", "app"], 2, r"--grant is for PostgreSQL"),
         (["--grnt", "app"], 2, r"No such option.*--grant"),
     ],
@@ -110,13 +112,54 @@ def test_a_mistake_with_migrate_is_answered_with_what_to_do_and_nothing_is_writt
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_newer_schema_is_not_touched(tmp_path):
-    run("migrate", cwd=tmp_path)
-    conn = sqlite3.connect(tmp_path / "duly.db")
-    conn.execute("update duly_meta set value = '9'")
-    conn.commit()
-    conn.close()
-    assert "upgrade duly" in complaint(run("migrate", cwd=tmp_path), 1)
+@pytest.mark.parametrize("words", [[], ["--plan"]])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_newer_schema_is_not_touched(tmp_path, request, kind, words):
+    url = "duly.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    run("migrate", "--url", url, cwd=tmp_path)
+    on_database(tmp_path, url, "update duly_meta set value = '9'")
+    assert "upgrade duly" in complaint(run("migrate", "--url", url, *words, cwd=tmp_path), 1)
+    on_database(tmp_path, url, "update duly_meta set value = '1' where name = 'works_with'")
+    assert "up to date (schema version 9)" in run("migrate", "--url", url, *words, cwd=tmp_path).stdout
+    on_database(tmp_path, url, "update duly_meta set value = 'nine' where name = 'schema'")
+    assert "'nine', which is no number" in complaint(run("migrate", "--url", url, *words, cwd=tmp_path), 1)
+
+
+def on_database(folder: Path, url: str, sql: str) -> None:
+    if url.startswith("postgresql:"):
+        with psycopg.connect(url) as server:
+            server.execute("set search_path to duly")
+            server.execute(sql)
+    else:
+        with sqlite3.connect(folder / url) as file:
+            file.execute(sql)
+        file.close()
+
+
+def test_a_role_that_was_granted_the_tables_may_use_them_and_is_told_who_may_change_them(tmp_path, postgres):
+    url = postgres.new_database()
+    with psycopg.connect(url) as conn:
+        conn.execute("create role worker_of_cli login")
+    assert "granted to worker_of_cli" in run("migrate", "--url", url, "--grant", "worker_of_cli", cwd=tmp_path).stdout
+    theirs = re.sub(r"//[^@/]*@", "//worker_of_cli@", url)
+    assert "up to date" in run("migrate", "--url", theirs, cwd=tmp_path).stdout
+    with psycopg.connect(url) as conn:
+        conn.execute("drop schema duly cascade")
+    assert "run it as the owner" in complaint(run("migrate", "--url", theirs, cwd=tmp_path), 1)
+    with psycopg.connect(url) as conn:
+        conn.execute("drop owned by worker_of_cli")
+        conn.execute("drop role worker_of_cli")
+    postgres.drop(url)
+
+
+def test_a_settings_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "duly.toml").write_bytes(b'url = "\xff"')
+    assert "duly.toml cannot be read" in complaint(run("migrate", cwd=tmp_path), 2)
+
+
+def test_python_m_duly_is_the_same_command(tmp_path):
+    words = [sys.executable, "-m", "duly", "--version"]
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.startswith("duly ")
 
 
 def test_the_demo_kills_a_worker_and_its_numbers_add_up(tmp_path):

@@ -444,8 +444,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "        codec.check_size(job.payload, terms.task)\n",
-        "        pass\n",
+        "    codec.check_size(job.payload, task)\n",
+        "    pass\n",
         "tests/contract/test_enqueue.py -k j04_one_byte_more",
     ),
     Mutant(
@@ -750,13 +750,13 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/migrate.py",
-        'if int(meta["works_with"]) > ours:',
+        'if int(meta.get("works_with", theirs)) > ours:',
         "if theirs > ours:",
         "tests/contract/test_migrations.py -k u01",
     ),
     Mutant(
         "src/duly/store/migrate.py",
-        'if int(meta["works_with"]) > ours:',
+        'if int(meta.get("works_with", theirs)) > ours:',
         "if False:",
         "tests/contract/test_migrations.py -k needs_a_newer_version",
     ),
@@ -1371,5 +1371,38 @@ MUTANTS = [
         "exists (select 1 from json_each(queues) where value = job.queue)",
         "true",
         "tests/contract/test_why.py",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "        codec.check_json(replay.payload",
+        "        str(replay.payload",
+        "tests/contract/test_hazards.py -k not_json",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        '    codec.check_json(job.payload, f"the payload of {task}")\n',
+        "",
+        "tests/contract/test_hazards.py -k not_json",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "    if limit < 0:",
+        "    if False:",
+        "tests/contract/test_hazards.py -k fewer_than_none",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "    if path.is_dir():",
+        "    if False:",
+        "tests/contract/test_hazards.py -k no_file",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        'detail = error.diag.message_primary or " "',
+        'detail = " "',
+        "tests/contract/test_hazards.py -k quote_the_row",
+    ),
+    Mutant(
+        "src/duly/cli/migrate.py", "    if not steps:\n", "    if False:\n", "tests/edges/test_cli.py -k newer_schema"
     ),
 ]

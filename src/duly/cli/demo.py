@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,14 +44,21 @@ DUPLICATES = 20
 
 
 @click.command(epilog="\b\nExample:\n  duly demo\n")
-@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep the database in this folder.")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to put the database. Default: a new temporary folder.",
+)
 def command(keep: Path | None) -> None:
     """See jobs run, fail, retry, die and be rescued, on a database of its own.
 
     Needs no server and no configuration, takes about ten seconds and ends by itself.
     """
-    folder = keep or Path(tempfile.mkdtemp(prefix="duly-demo-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder = keep or Path(tempfile.mkdtemp(prefix="duly-demo-"))
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"{error.filename} cannot be made: {error.strerror}") from error
     path = folder / "demo.db"
     driver = SQLiteDriver(path)
     click.echo(f"database   {path}  ({wal_verdict().split(' can ')[0]}, synchronous=full)")
@@ -88,7 +96,9 @@ def enqueue_all(driver: Driver) -> int:
 
 def start_worker(path: Path, name: str) -> subprocess.Popen[bytes]:
     """Start a worker process."""
-    return subprocess.Popen([sys.executable, "-m", "duly.cli.demo", str(path), name])  # noqa: S603
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "duly.cli.demo", str(path), name], start_new_session=True
+    )
 
 
 def watch(driver: Driver, workers: list[subprocess.Popen[bytes]], total: int) -> int:
@@ -98,15 +108,23 @@ def watch(driver: Driver, workers: list[subprocess.Popen[bytes]], total: int) ->
     give_up_at = time.monotonic() + PATIENCE_S
     while (done := draw(driver, total)) < total and time.monotonic() < give_up_at:
         if not killed and done > total // 4:
-            workers[0].send_signal(signal.SIGKILL)
-            killed = True
-            say("worker-1 is killed with SIGKILL while it holds jobs")
+            killed = kill_at_work(driver, workers[0])
         taken = rescue(driver, seen)
         if taken:
             say(f"{taken} jobs of a worker that stopped beating are rescued")
         rescued += taken
         time.sleep(0.1)
     return rescued
+
+
+def kill_at_work(driver: Driver, worker: subprocess.Popen[bytes]) -> bool:
+    """Kill a worker if it holds jobs at this moment, else let it go on."""
+    worker.send_signal(signal.SIGSTOP)
+    holds = sum(job.worker == "worker-1" for job in driver.run(ops.listing(state=State.RUNNING)))
+    worker.send_signal(signal.SIGKILL if holds else signal.SIGCONT)
+    if holds:
+        say(f"worker-1 is killed with SIGKILL while it holds {holds} jobs")
+    return bool(holds)
 
 
 def rescue(driver: Driver, seen: dict[Sighting, float]) -> int:
@@ -128,7 +146,7 @@ def draw(driver: Driver, total: int) -> int:
         f"{state} {states[state]}" for state in State if states[state]
     )
     if sys.stdout.isatty():
-        click.echo(f"\r\x1b[K{line}", nl=False)
+        click.echo(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}", nl=False)
     elif done == total or time.monotonic() - _last_line[0] > 1:
         _last_line[0] = time.monotonic()
         click.echo(line)
@@ -159,9 +177,12 @@ def summarize(driver: Driver, total: int, rescued: int, seconds: float) -> bool:
     click.echo(f"attempts   {attempts}, {attempts - total} of them again after a failure or a lost worker")
     click.echo(f"rescued    {rescued}")
     click.echo(f"time       {seconds:.1f} s")
-    expected = {State.SUCCEEDED: total - WORK["poison"][0], State.DEAD: WORK["poison"][0]}
-    good = dict(ended) == expected and len(jobs) == total and rescued > 0
-    click.echo("Every job ended once, as it should." if good else f"This does not add up: expected {expected}")
+    wanted = {"succeeded": total - WORK["poison"][0], "dead": WORK["poison"][0], "jobs": total, "rescued": True}
+    found = {state.value: count for state, count in ended.items()} | {"jobs": len(jobs), "rescued": rescued > 0}
+    good = wanted == found
+    click.echo(
+        "Every job ended once, as it should." if good else f"This does not add up: {wanted} was to be, {found} is"
+    )
     return good
 
 

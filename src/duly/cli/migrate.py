@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import click
 
-from duly import settings
+from duly.cli.configuration import read_settings
 from duly.errors import ConfigError
+from duly.settings import Settings
 from duly.store import migrate, open_driver, ops
 from duly.store.migrate import Migration
 from duly.store.statements import Dialect
@@ -24,8 +25,8 @@ Examples:
   duly migrate --sql > duly.sql
 """
 )
-@click.option("--url", envvar="DULY_URL", show_envvar=True, help="The database. Default: duly.db in this folder.")
-@click.option("--schema", envvar="DULY_SCHEMA", show_envvar=True, help="PostgreSQL schema. Default: duly.")
+@click.option("--url", help="The database. Default: $DULY_URL, then duly.toml, then duly.db in this folder.")
+@click.option("--schema", help="PostgreSQL schema. Default: $DULY_SCHEMA, then duly.toml, then duly.")
 @click.option("--grant", metavar="ROLE", help="PostgreSQL: let this role work with the tables, but not change them.")
 @click.option("--plan", is_flag=True, help="Say what would be done, and change nothing.")
 @click.option("--sql", is_flag=True, help="Print the SQL of what would be done, and change nothing.")
@@ -36,48 +37,66 @@ def command(url: str | None, schema: str | None, grant: str | None, plan: bool, 
     A SQLite file is also migrated by itself whenever it is opened; PostgreSQL only by this command, so that
     workers need no right to create tables. Running it twice changes nothing.
     """
-    file = Path("duly.toml")
-    read = settings.load({"url": url, "schema": schema}, os.environ, file.read_text() if file.is_file() else None)
-    if read.url.store == "postgresql":
-        steps, script = _postgres(read, grant, apply=not (plan or sql))
-    else:
-        if grant is not None:
-            raise ConfigError(f"--grant is for PostgreSQL; {read.url} has no roles")
-        steps, script = _sqlite(read, apply=not (plan or sql))
+    read = read_settings({"url": url, "schema": schema})
+    work = {"postgresql": _postgres, "sqlite": _sqlite}.get(read.url.store)
+    if work is None:
+        raise ConfigError(f"{read.url}: this version of duly has no store for {read.url.store!r} yet")
+    found = work(read, grant, not (plan or sql))
     if sql:
-        click.echo(script)
+        click.echo("begin;\n" + "".join(f"{statement};\n" for statement in found.statements) + "commit;")
     else:
-        _tell(steps, read, done=not plan, as_json=as_json)
+        _tell(found, read, done=not plan, grant=grant, as_json=as_json)
 
 
-def _postgres(read: settings.Settings, grant: str | None, *, apply: bool) -> tuple[tuple[Migration, ...], str]:
-    from duly.store import postgres
+class Found(NamedTuple):
+    """What a database lacks, or what it was given."""
 
-    if apply:
-        steps = postgres.bring_up_to_date(read.url.dsn, schema=read.schema, grant=grant)
-    else:
-        steps = postgres.pending(read.url.dsn, schema=read.schema)
-    return steps, postgres.migration_sql(read.schema, steps, grant=grant)
+    version: int
+    steps: tuple[Migration, ...]
+    statements: list[str]
 
 
-def _sqlite(read: settings.Settings, *, apply: bool) -> tuple[tuple[Migration, ...], str]:
+def _postgres(read: Settings, grant: str | None, apply: bool) -> Found:
+    try:
+        from duly.store import postgres
+    except ImportError as error:
+        raise ConfigError(f"{read.url} needs psycopg, which is not installed: pip install 'duly[postgres]'") from error
+    meta = postgres.look(read.url.dsn, schema=read.schema)
+    steps = _lacking("postgres", meta, read)
+    if apply and (steps or grant):
+        postgres.bring_up_to_date(read.url.dsn, schema=read.schema, grant=grant)
+    return Found(migrate.version(meta), steps, postgres.migration_statements(read.schema, steps, grant=grant))
+
+
+def _sqlite(read: Settings, grant: str | None, apply: bool) -> Found:
     from duly.store import sqlite
 
-    steps = sqlite.pending(read.url.path or "")
+    if grant is not None:
+        raise ConfigError(f"--grant is for PostgreSQL; {read.url} has no roles")
+    meta = sqlite.look(read.url.path or "")
+    steps = _lacking("sqlite", meta, read)
     if apply:
         driver = open_driver(read)
         driver.run(ops.clock())
         driver.close()
-    return steps, "\n".join(step.text for step in steps)
+    return Found(migrate.version(meta), steps, [statement for step in steps for statement in step.statements])
 
 
-def _tell(steps: tuple[Migration, ...], read: settings.Settings, *, done: bool, as_json: bool) -> None:
-    dialect: Dialect = "postgres" if read.url.store == "postgresql" else "sqlite"
-    names = [f"{step.number:04d}_{step.name}" for step in steps]
+def _lacking(dialect: Dialect, meta: Mapping[str, str], read: Settings) -> tuple[Migration, ...]:
+    steps = migrate.pending(dialect, meta)
+    if not steps:
+        migrate.check(dialect, meta, str(read.url))  # it may be newer than we are
+    return steps
+
+
+def _tell(found: Found, read: Settings, *, done: bool, grant: str | None, as_json: bool) -> None:
+    names = [f"{step.number:04d}_{step.name}" for step in found.steps]
+    version = found.steps[-1].number if done and found.steps else found.version
+    granted = f", {'granted to' if done else 'would grant to'} {grant}" if grant else ""
     if as_json:
         key = "applied" if done else "pending"
-        click.echo(json.dumps({"url": str(read.url), "schema_version": migrate.newest(dialect), key: names}))
+        click.echo(json.dumps({"url": str(read.url), "schema_version": version, key: names, "grant": grant}))
     elif names:
-        click.echo(f"{read.url}: {'applied' if done else 'would apply'} {', '.join(names)}")
+        click.echo(f"{read.url}: {'applied' if done else 'would apply'} {', '.join(names)}{granted}")
     else:
-        click.echo(f"{read.url}: up to date (schema version {migrate.newest(dialect)})")
+        click.echo(f"{read.url}: up to date (schema version {version}){granted}")

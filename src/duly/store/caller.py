@@ -81,7 +81,7 @@ def is_async(conn: Any) -> bool:
 def borrow(conn: Any) -> Borrowed:
     """Put a caller's connection into the one shape that operations run on."""
     adapt = _ADAPTERS.get(_library(conn))
-    if adapt is None:
+    if adapt is None or (adapt in (_sqlite3, _psycopg) and not hasattr(conn, "commit")):  # a cursor, say
         raise ConfigError(f"`conn=` is {_kind(conn)}, which duly does not know. It takes {KINDS}")
     return adapt(conn)
 

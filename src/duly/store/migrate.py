@@ -47,20 +47,28 @@ def newest(dialect: Dialect) -> int:
 
 def pending(dialect: Dialect, meta: Mapping[str, str]) -> tuple[Migration, ...]:
     """Return what is still to be applied to a database whose duly_meta holds `meta` (empty: no tables yet)."""
-    return tuple(step for step in migrations(dialect) if step.number > int(meta.get("schema", 0)))
+    return tuple(step for step in migrations(dialect) if step.number > version(meta))
 
 
-def check(dialect: Dialect, meta: Mapping[str, str], where: str) -> None:
+def version(meta: Mapping[str, str]) -> int:
+    """Read the number of a database's schema, 0 for none."""
+    said = meta.get("schema", "0")
+    if not said.isdigit():
+        raise SchemaMismatch(f"duly_meta says that the schema is {said!r}, which is no number: mend or restore it")
+    return int(said)
+
+
+def check(dialect: Dialect, meta: Mapping[str, str], where: str, *, remedy: str = "duly migrate") -> None:
     """Refuse a schema that this version cannot work with.
 
     A newer one is fine as long as it says so: workers of two versions run side by side during an upgrade.
     """
-    ours, theirs = newest(dialect), int(meta.get("schema", 0))
+    ours, theirs = newest(dialect), version(meta)
     if theirs == 0:
-        raise SchemaMismatch(f"{where} has no duly tables yet: run `duly migrate` on it once")
+        raise SchemaMismatch(f"{where} has no duly tables yet: run `{remedy}` on it once")
     if theirs < ours:
-        raise SchemaMismatch(f"{where} has schema {theirs}, this version of duly needs {ours}: run `duly migrate`")
-    if int(meta["works_with"]) > ours:
+        raise SchemaMismatch(f"{where} has schema {theirs}, this version of duly needs {ours}: run `{remedy}`")
+    if int(meta.get("works_with", theirs)) > ours:
         raise SchemaMismatch(
             f"{where} has schema {theirs}, which needs a newer duly than this one (schema {ours}): upgrade duly"
         )

@@ -10,6 +10,7 @@ number would turn into a float. `now` is for tests; without it the database read
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -118,7 +119,7 @@ def enqueue(terms: Terms, jobs: Sequence[NewJob], *, now: int | None = None) -> 
     """Add jobs that share their terms; those with a key are added only where the key is free."""
     _check(terms)
     for job in jobs:
-        codec.check_size(job.payload, terms.task)
+        _check_job(job, terms.task)
     keyed = [job for job in jobs if job.key is not None]
     if keyed and len(keyed) < len(jobs):
         raise ConfigError("one enqueue takes jobs with keys or jobs without, not both: split them")
@@ -135,10 +136,19 @@ def _check(terms: Terms) -> None:
             raise ConfigError(f"{name} is {text!r}: a name is not empty and has no NUL and no lone surrogate")
     for name, least in _LEAST.items():
         value = getattr(terms, name)
-        if value is not None and not least <= value <= _MOST.get(name, _LONG):
-            raise ConfigError(f"{name} of {terms.task} is {value}: it goes from {least} to {_MOST.get(name, _LONG)}")
+        most = _MOST.get(name, _LONG)
+        if value is not None and not (isinstance(value, int) and least <= value <= most):
+            raise ConfigError(f"{name} of {terms.task} is {value!r}: give a whole number from {least} to {most}")
 
 
+def _check_job(job: NewJob, task: str) -> None:
+    if not _ID.fullmatch(job.id):
+        raise ConfigError(f"{task}: the id of a job is a UUID in lower case (keys.Ids makes them), not {job.id!r}")
+    codec.check_json(job.payload, f"the payload of {task}")
+    codec.check_size(job.payload, task)
+
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INT, _LONG = 2**31 - 1, 2**53 - 1
 _LEAST = {
     "priority": -(2**31), "max_attempts": 1, "lease_ms": 1, "delay_ms": 0, "due_at": 0, "expires_ms": 0,
@@ -234,6 +244,8 @@ def claim(
         raise ConfigError(
             f"the token of a claim is a number from 1 to 2**53 - 1 (keys.new_token makes one), not {token}"
         )
+    if limit < 0:
+        raise ConfigError(f"a claim takes 0 or more jobs, not {limit}")
     params = {
         "queue": queue,
         "limit": limit,
@@ -253,7 +265,10 @@ def recall(token: int) -> Op[list[Claimed]]:
 
 
 def _claimed(rows: Rows) -> list[Claimed]:
-    return [Claimed(*_with(row, 6, envelopes.unpack(row[6]))) for row in rows]
+    return [
+        Claimed(*row[:6], envelopes.unpack(row[6]), *row[7:11], bool(row[11]), *row[12:])  # type: ignore[call-arg]
+        for row in rows
+    ]
 
 
 def extend(held: Iterable[Held], *, now: int | None = None) -> Op[dict[str, int | None]]:
@@ -289,6 +304,8 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
     rest: list[dict[str, Any]] = []
     finishes = list({finish.job.id: finish for finish in reversed(finishes)}.values())
     for job, change in finishes:
+        if change.result is not None:
+            codec.check_json(change.result, f"the result of {job.task}")
         if _is_plain(job, change):
             plain.append({"id": job.id, "token": job.token, "result": change.result})
         else:
@@ -446,6 +463,12 @@ def replay(
     now: int | None = None,
 ) -> Op[list[Replayed]]:
     """Run dead jobs again under new ids, with their steps and their lineage; a second asking gets the first's."""
+    for replay in replays:
+        if replay.payload is not None:
+            codec.check_json(replay.payload, f"the payload of {replay.id}")
+            codec.check_size(replay.payload, replay.id)
+        if replay.key is not None:
+            keys.check_key(replay.key)
     records = [
         {
             "id": _uuid(replay.id),
@@ -754,7 +777,10 @@ def _record(row: Row) -> JobRecord:
 
 
 def _decoded(text: str) -> Any:
-    return msgspec.json.decode(text)
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:  # written past us by hand: one such row must not hide the others
+        return text
 
 
 def _uuid(job_id: str) -> str:
@@ -767,10 +793,6 @@ def _uuid(job_id: str) -> str:
 
 def _uuids(ids: Iterable[str]) -> list[str]:
     return [_uuid(job_id) for job_id in ids]
-
-
-def _with(row: Row, place: int, value: Any) -> list[Any]:
-    return [*row[:place], value, *row[place + 1 :]]
 
 
 def _tail(ids: Sequence[str], by: str | None = None, why: str | None = None) -> dict[str, Any]:

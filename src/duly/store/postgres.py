@@ -162,7 +162,10 @@ class PostgresDriver(Driver):
     def _look_around(self, conn: Connection[Any]) -> None:
         """See once whether the tables are there, and how the server isolates a statement that stands alone."""
         if not self._schema_checked:
-            migrate.check("postgres", read_meta(conn, self.schema), f"{self.where}, schema {self.schema}")
+            remedy = "duly migrate" if self.schema == "duly" else f"duly migrate --schema {self.schema}"
+            migrate.check(
+                "postgres", read_meta(conn, self.schema), f"{self.where}, schema {self.schema}", remedy=remedy
+            )
             isolation = conn.execute("select current_setting('default_transaction_isolation')").fetchone()
             self._read_committed = isolation == ("read committed",)
             self._schema_checked = True
@@ -249,7 +252,8 @@ def describe(url: str) -> str:
 
 def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> StoreError:
     """Turn what psycopg raised into an error that says what happened and what to do."""
-    detail = " ".join(str(error).split())
+    # A server's own words in one line; their DETAIL would quote the whole row, payload included.
+    detail = error.diag.message_primary or " ".join(str(error).split())
     match error:
         case errors.UndefinedTable() | errors.InvalidSchemaName() | errors.UndefinedColumn():
             return SchemaMismatch(
@@ -273,7 +277,8 @@ def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> Store
         case psycopg.OperationalError() | psycopg.InterfaceError() if sent:
             return AnswerLost(f"{op}: the connection to {where} broke before the answer came ({detail})")
         case psycopg.OperationalError() | psycopg.InterfaceError():
-            return StoreUnavailable(f"{op}: {where} cannot be reached ({detail})")
+            answered = "refuses the connection" if "FATAL" in detail else "cannot be reached"
+            return StoreUnavailable(f"{op}: {where} {answered} ({detail})")
     return StoreError(f"{op}: {where}: {detail}")
 
 
@@ -285,19 +290,20 @@ def read_meta(conn: Connection[Any], schema: str) -> Mapping[str, str]:
     return dict(conn.execute(_trusted(f"select name, value from {table}")).fetchall())  # noqa: S608 (quoted)
 
 
-def migration_sql(schema: str, steps: tuple[migrate.Migration, ...], *, grant: str | None = None) -> str:
-    """Write migrations as one script, for people who run such things themselves."""
+def migration_statements(schema: str, steps: tuple[migrate.Migration, ...], *, grant: str | None = None) -> list[str]:
+    """Give the statements of migrations, and those that let a role work with the tables but not change them."""
     quoted = statements.quoted(schema)
-    texts = [f"create schema if not exists {quoted};"]
-    texts += [statements.qualified(step.text, schema) for step in steps]
+    texts = [f"create schema if not exists {quoted}"] if steps and steps[0].number == 1 else []
+    texts += [statements.qualified(statement, schema) for step in steps for statement in step.statements]
     if grant is not None:
         role = statements.quoted(grant)
         texts += [
-            f"grant usage on schema {quoted} to {role};",
-            f"grant select, insert, update, delete on all tables in schema {quoted} to {role};",
-            f"grant usage on all sequences in schema {quoted} to {role};",
+            f"grant usage on schema {quoted} to {role}",
+            f"grant select, insert, update, delete on all tables in schema {quoted} to {role}",
+            f"revoke insert, update, delete on {quoted}.duly_meta from {role}",
+            f"grant usage on all sequences in schema {quoted} to {role}",
         ]
-    return "\n".join(texts)
+    return texts
 
 
 def bring_up_to_date(url: str, *, schema: str = "duly", grant: str | None = None) -> tuple[migrate.Migration, ...]:
@@ -306,18 +312,22 @@ def bring_up_to_date(url: str, *, schema: str = "duly", grant: str | None = None
         with psycopg.connect(_patient(url, CONNECT_SECONDS)) as conn:
             conn.execute("select pg_advisory_xact_lock(hashtext(%s))", [f"duly migrate {schema}"])
             steps = migrate.pending("postgres", read_meta(conn, schema))
-            for statement in statements.split(migration_sql(schema, steps, grant=grant)):
+            for statement in migration_statements(schema, steps, grant=grant):
                 conn.execute(_trusted(statement))
+    except errors.InsufficientPrivilege as error:
+        raise StoreError(
+            f"migrate: this role may not change {describe(url)} ({error.diag.message_primary}): run it as the owner"
+        ) from error
     except psycopg.Error as error:
         raise translate(error, "migrate", describe(url), sent=False) from error
     return steps
 
 
-def pending(url: str, *, schema: str = "duly") -> tuple[migrate.Migration, ...]:
-    """Say what `bring_up_to_date` would apply."""
+def look(url: str, *, schema: str = "duly") -> Mapping[str, str]:
+    """Read what a database says of its schema, without changing it."""
     try:
         with psycopg.connect(_patient(url, CONNECT_SECONDS)) as conn:
-            return migrate.pending("postgres", read_meta(conn, schema))
+            return read_meta(conn, schema)
     except psycopg.Error as error:
         raise translate(error, "migrate", describe(url), sent=False) from error
 

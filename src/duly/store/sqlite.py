@@ -375,14 +375,16 @@ def bring_up_to_date(conn: sqlite3.Connection, path: Path) -> None:
         raise translate(error, "migrate", path) from error
 
 
-def pending(path: str | os.PathLike[str]) -> tuple[migrate.Migration, ...]:
-    """Say what opening the file would apply, without creating it."""
-    if not Path(path).exists():
-        return migrate.pending("sqlite", {})
+def look(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Read what a file says of its schema, without creating or changing it."""
+    place = Path(path).absolute()
+    check_path(place)
+    if not place.exists():
+        return {}
     try:
-        conn = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
+        conn = sqlite3.connect(f"{place.as_uri()}?mode=ro", uri=True)
         try:
-            return migrate.pending("sqlite", read_meta(conn))
+            return read_meta(conn)
         finally:
             conn.close()
     except sqlite3.Error as error:
@@ -400,14 +402,23 @@ def check_host(path: Path, *, network_ok: bool) -> None:
     """Refuse what would lose data later: an old library, a missing folder, a network file system."""
     if sqlite3.sqlite_version_info < OLDEST:
         raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old: duly needs 3.38 or newer")
-    if not path.parent.is_dir():
-        raise ConfigError(f"the folder {path.parent} does not exist: create it, or name another database file")
+    check_path(path)
     kind = file_system(path.parent)
     if kind in NETWORK and not network_ok:
         raise ConfigError(
             f"{path} lies on a network file system ({kind}), where SQLite's locks cannot be trusted: "
             "use a local disk, or PostgreSQL for several hosts"
         )
+
+
+def check_path(path: Path) -> None:
+    """Refuse a path that cannot be a database file."""
+    if path.name == ":memory:":
+        raise ConfigError("a database in memory is refused, as nothing would survive: give a path like 'jobs.db'")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: name a file in it, such as {path / 'duly.db'}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"the folder {path.parent} does not exist: create it, or name another database file")
 
 
 def file_system(folder: Path) -> str | None:
@@ -450,6 +461,8 @@ def translate(error: Exception, op: str, where: object, *, committing: bool = Fa
         )
     if committing:
         return AnswerLost(f"{op}: the commit on {where} failed ({error}); it may or may not have been written")
+    if code == sqlite3.SQLITE_NOTADB:
+        return StoreUnavailable(f"{op}: {where} is not a database: name another file")
     if code == sqlite3.SQLITE_FULL:
         return StoreUnavailable(f"{op}: the disk of {where} is full; nothing was written")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM):
