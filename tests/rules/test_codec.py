@@ -437,7 +437,7 @@ def test_k05_a_set_is_stored_in_the_same_order_by_every_process():
 def test_j04_a_payload_over_96_000_bytes_is_refused_with_size_limit_task_and_remedy():
     codec.check_size("x" * 96_000, "send")
     codec.check_size("é" * 48_000, "send")
-    with pytest.raises(PayloadTooLarge, match=r"send: .*96,002 bytes.*96,000.*blob store"):
+    with pytest.raises(PayloadTooLarge, match=r"send: .*96,002 bytes.*96,000.*pass a reference"):
         codec.check_size("é" * 48_001, "send")
 
 

@@ -50,6 +50,7 @@ def test_every_setting_can_come_from_everywhere():
         "url": "a.db",
         "listen_url": "postgresql://h/d",
         "schema": "jobs",
+        "prepared": "off",
         "durability": "normal",
         "max_attempts": 3,
         "max_payload": 1_000,
