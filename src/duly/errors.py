@@ -18,7 +18,7 @@ DulyError
 ├── QueueFull              the queue has reached its depth limit
 └── StoreError             the database said no (`__cause__` is the driver's own error)
     ├── StoreUnavailable   it cannot be reached now; nothing was written; worth trying again
-    ├── AnswerLost         it may or may not have been written; asking again is safe
+    ├── AnswerLost         it may or may not have been written; `.again` is the operation that asks safely
     ├── EnqueueUnknown     a keyless job that leaves nothing behind may have been enqueued; never repeated by itself
     ├── SchemaMismatch     the tables are missing, older or newer than this version: `duly migrate`
     └── StoreRefused       the database refuses this data; trying again cannot help
@@ -148,9 +148,10 @@ class StoreUnavailable(StoreError):
 
 
 class AnswerLost(StoreError):
-    """The write may or may not have happened; asking again is safe."""
+    """The write may or may not have happened; `again` is the operation that finds out, and does it if need be."""
 
     code = "answer_lost"
+    again: object = None
 
 
 class EnqueueUnknown(StoreError):

@@ -14,14 +14,14 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from duly.errors import ConfigError, PayloadError, PayloadTooLarge, StoreRefused, StoreUnavailable
+from duly.errors import AnswerLost, ConfigError, PayloadError, PayloadTooLarge, StoreRefused, StoreUnavailable
 from duly.model import Change, Failure, NewJob, State, Terms
 from duly.store import caller, ops, postgres, sqlite
 from duly.store.driver import Point
 from duly.store.ops import Finish, Replay
 from duly.store.postgres import PostgresDriver
 from duly.store.statements import spell
-from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, held, new_id, new_token, spoiled
+from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store, held, new_id, new_token, spoiled
 
 DEAD = Change(State.DEAD, error=Failure("ValueError", "no"))
 DONE = Change(State.SUCCEEDED)
@@ -123,16 +123,31 @@ def test_j08_a_claim_asked_again_waits_for_its_first_try_that_is_still_on_its_wa
 # Enqueue
 
 
+def lose_every_answer(store: Store) -> None:
+    if isinstance(store, D1Store):
+        store.lose(lambda call: True)
+        return
+
+    def hook(point: Point) -> None:
+        if (point.section, point.moment) == ("commit", "after"):
+            raise (sqlite3 if store.kind == "sqlite" else psycopg).OperationalError("the connection broke")
+
+    store.driver.hook = hook
+
+
 @pytest.mark.parametrize("end", [DONE, DEAD])
 @pytest.mark.parametrize("key", [None, "k"])
-def test_j01_an_enqueue_repeated_by_hand_after_its_job_has_ended_changes_nothing(store, key, end):
-    op = ops.enqueue(Terms("work"), [NewJob(new_id(), "{}", key=key)], now=store.now)
-    store.run(op)
+def test_j01_an_enqueue_whose_answer_stays_lost_tells_how_to_ask_once_more(store, key, end):
+    store.driver._pauses = (0.0, 0.0)
+    lose_every_answer(store)
+    with pytest.raises(AnswerLost) as lost:
+        store.run(ops.enqueue(Terms("work"), [NewJob(new_id(), "{}", key=key)], now=store.now))
+    store.driver.hook = None
+    if isinstance(store, D1Store):
+        store.lose(None)
     store.finish(*store.claim(), end)
-    done = store.query("select count(*) from duly_done")
-    store.run(op)
-    assert store.query("select count(*) from duly_job") == [(0,)]
-    assert store.query("select count(*) from duly_done") == done == [(1,)]
+    store.run(lost.value.again)
+    assert store.query("select (select count(*) from duly_job), (select count(*) from duly_done)") == [(0, 1)]
 
 
 @pytest.mark.parametrize("key", [None, "k"])

@@ -190,7 +190,7 @@ ASKED: dict[str, Asked] = {
         ops.enqueue(Terms("work"), KEYED, now=NOW).again,  # type: ignore[arg-type]
         {
             "reserve_keys": set(),
-            "enqueue_keyed": KEY | DONE_BY_ID,
+            "enqueue_keyed": KEY,
             "undo_finished": EITHER_BY_ID | KEY,
             "key_holders": KEY,
         },

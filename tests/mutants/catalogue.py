@@ -1223,18 +1223,6 @@ MUTANTS = [
         "tests/contract/test_hazards.py -k j08",
     ),
     Mutant(
-        "src/duly/store/sql/sqlite/job.sql",
-        " where not exists (select 1 from duly_done where duly_done.id = value ->> 'id')\n    on conflict",
-        " where true\n    on conflict",
-        "tests/contract/test_hazards.py -k j01_an_enqueue_repeated",
-    ),
-    Mutant(
-        "src/duly/store/sql/postgres/job.sql",
-        "envelope text)\n where id <> all (array(",
-        "envelope text)\n where true or id <> all (array(",
-        "tests/contract/test_hazards.py -k j01_an_enqueue_repeated",
-    ),
-    Mutant(
         "src/duly/store/caller.py",
         '("rollback to duly", "release duly")',
         '("release duly",)',
@@ -1404,5 +1392,23 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/cli/migrate.py", "    if not steps:\n", "    if False:\n", "tests/edges/test_cli.py -k newer_schema"
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        "job_id = value ->> 'id' and state = 'live')\n    on conflict",
+        "job_id = value ->> 'id')\n    on conflict",
+        "tests/contract/test_enqueue.py -k j01_keyed_enqueue_repeated",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "\n          and duly_key.state = 'live')\n    on conflict",
+        ")\n    on conflict",
+        "tests/contract/test_enqueue.py -k j01_keyed_enqueue_repeated",
+    ),
+    Mutant(
+        "src/duly/store/driver.py",
+        "            return self.execute(op)\n        except AnswerLost as lost:\n            lost.again = repeated(op, lost)",
+        "            return self.execute(op)\n        except AnswerLost as lost:\n            lost.again = op",
+        "tests/contract/test_hazards.py -k stays_lost",
     ),
 ]

@@ -83,7 +83,11 @@ class Driver(ABC):
             except AnswerLost as lost:
                 op = repeated(op, lost)
                 time.sleep(pause * (0.5 + random.random()))  # noqa: S311
-        return self.execute(op)
+        try:
+            return self.execute(op)
+        except AnswerLost as lost:
+            lost.again = repeated(op, lost)
+            raise
 
     async def _arows(self, op: Op[Any]) -> Rows:
         for pause in self._pauses:
@@ -92,7 +96,11 @@ class Driver(ABC):
             except AnswerLost as lost:
                 op = repeated(op, lost)
                 await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
-        return await self.aexecute(op)
+        try:
+            return await self.aexecute(op)
+        except AnswerLost as lost:
+            lost.again = repeated(op, lost)
+            raise
 
 
 def repeated(op: Op[T], lost: AnswerLost) -> Op[T]:

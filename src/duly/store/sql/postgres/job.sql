@@ -8,7 +8,7 @@
 -- compared by `is not distinct from`, because by its index each would find all the jobs of its claim.
 
 -- name: enqueue
--- Repeated, it changes nothing, also when the job has ended since.
+-- Repeated while the job is live, it changes nothing; `undo_finished` follows where it may have ended since.
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
@@ -20,9 +20,6 @@ select id, :task, :queue, :priority::int,
        :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text
   from clock
  cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text)
- where id <> all (array(
-       select duly_done.id from duly.duly_done
-        where duly_done.id = any (array(select id from json_to_recordset(:jobs::json) as input (id uuid)))))
     on conflict (id) do nothing;
 
 -- name: lock_jobs
@@ -66,9 +63,6 @@ select id, :task, :queue, :priority::int,
        select 1 from duly.duly_key
         where duly_key.task = :task and duly_key.key = input.key and duly_key.job_id = input.id
           and duly_key.state = 'live')
-   and id <> all (array(
-       select duly_done.id from duly.duly_done
-        where duly_done.id = any (array(select id from json_to_recordset(:jobs::json) as input (id uuid)))))
     on conflict (id) do nothing;
 
 -- name: undo_finished

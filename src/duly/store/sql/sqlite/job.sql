@@ -5,7 +5,7 @@
 -- changes between the statements of a list; where PostgreSQL needs a lock or a guard for that, its file says so.
 
 -- name: enqueue
--- Repeated, it changes nothing, also when the job has ended since.
+-- Repeated while the job is live, it changes nothing; `undo_finished` follows where it may have ended since.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
     lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
@@ -14,7 +14,7 @@ select value ->> 'id', :task, :queue, :priority,
        value ->> 'payload', value ->> 'envelope', :max_attempts, :now, coalesce(:due_at, :now + :delay_ms),
        coalesce(:expires_at, :now + :expires_ms), :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead
   from json_each(:jobs)
- where not exists (select 1 from duly_done where duly_done.id = value ->> 'id')
+ where true
     on conflict (id) do nothing;
 
 -- name: lock_jobs
@@ -47,7 +47,6 @@ select value ->> 'id', :task, :queue, :priority,
  where exists (
        select 1 from duly_key
         where task = :task and key = value ->> 'key' and job_id = value ->> 'id' and state = 'live')
-   and not exists (select 1 from duly_done where duly_done.id = value ->> 'id')
     on conflict (id) do nothing;
 
 -- name: undo_finished
