@@ -296,6 +296,24 @@ def test_j09_a_finish_on_the_callers_connection_is_told_that_the_lease_is_lost(f
 # The same thing twice in one operation
 
 
+@pytest.mark.parametrize("keep_ms", [0, 1])
+def test_j09_a_stale_token_ends_no_job_whatever_that_would_leave_behind(store, keep_ms):
+    if isinstance(store, D1Store):
+        store.lose(None)  # a keyless job that leaves nothing is never enqueued twice by itself
+    ids = store.enqueue(2, keep_ms=keep_ms)
+    stale, other = store.claim(2)
+    store.now += 31_000
+    [seen, _] = store.run(ops.expired_leases(now=store.now))
+    assert seen.id == stale.id
+    store.run(ops.rescue([seen], now=store.now))
+    store.claim(alone=True)
+    before = store.snapshot()
+    assert store.succeed(stale) == "lost"
+    assert store.snapshot() == before
+    assert store.succeed(other) == "recorded"
+    assert (store.get(ids[1]) is None) == (keep_ms == 0)
+
+
 def test_j09_one_job_named_twice_is_finished_once(store):
     ids = store.enqueue(3)
     first, second, third = store.claim(3)

@@ -146,6 +146,10 @@ ASKED: dict[str, Asked] = {
         ops.finish([Finish(job(n), Change(State.SUCCEEDED, result="1")) for n in HUNDRED], now=NOW),
         {"finish_plain": BY_ID},
     ),
+    "finish gone": Asked(
+        ops.finish([Finish(job(n, keep_ms=0), Change(State.SUCCEEDED)) for n in HUNDRED], now=NOW),
+        {"finish_gone": BY_ID},
+    ),
     "finish": Asked(
         ops.finish([Finish(job(n), FAILED) for n in HUNDRED], now=NOW),
         {"finish": BY_ID, "failed_attempts": BY_ID, **TAIL},
@@ -403,6 +407,7 @@ STEPS = {
     "recall": 1000,
     "extend": 100 * 100,
     "finish plain": 100 * 200,
+    "finish gone": 100 * 200,
     "finish": 100 * 500,
     "settle": 100 * 200,
     "next_due": 200,

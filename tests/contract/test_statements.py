@@ -63,6 +63,7 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "progress": [ops.progress(Held(plain, 1), 50, "half")],
         "heartbeat": [ops.heartbeat(Held(plain, 1), now=NOW)],
         "finish": [
+            ops.finish([Finish(job(plain, 1, keep_ms=0), Change(State.SUCCEEDED))], now=NOW),
             ops.finish([Finish(job(plain, 1), Change(State.SUCCEEDED, result="1"))], now=NOW),
             ops.finish([Finish(job(dead, 1), failed), Finish(job(keyed, 1, key="k"), failed)], now=NOW),
             ops.finish(

@@ -180,14 +180,14 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/sqlite/job.sql",
-        " where token = value ->> 'token' and state = 'running' and keep_ms > 0\n",
+        " where token = cast(held.key as integer) and state = 'running' and keep_ms > 0\n",
         " where state = 'running' and keep_ms > 0\n",
         "tests/contract/test_claim.py -k j09_a_worker_that_lost",
     ),
     Mutant(
         "src/duly/store/sql/postgres/job.sql",
-        "      from input\n      join duly.duly_job on duly_job.id = input.id and duly_job.token is not distinct from input.token",
-        "      from input\n      join duly.duly_job on duly_job.id = input.id",
+        "input.token\n     where duly_job.id = any (array(select id from input)) and duly_job.state = 'running' and key",
+        "duly_job.token\n     where duly_job.id = any (array(select id from input)) and duly_job.state = 'running' and key",
         "tests/contract/test_claim.py -k j09_a_worker_that_lost",
     ),
     Mutant(
@@ -1410,5 +1410,17 @@ MUTANTS = [
         "            return self.execute(op)\n        except AnswerLost as lost:\n            lost.again = repeated(op, lost)",
         "            return self.execute(op)\n        except AnswerLost as lost:\n            lost.again = op",
         "tests/contract/test_hazards.py -k stays_lost",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        "token = cast(held.key as integer) and state = 'running' and keep_ms = 0",
+        "state = 'running' and keep_ms = 0",
+        "tests/contract/test_hazards.py -k stale_token_ends",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "input.token\n     where duly_job.id = any (array(select id from input)) and duly_job.state = 'running' and keep_ms",
+        "duly_job.token\n     where duly_job.id = any (array(select id from input)) and duly_job.state = 'running' and keep_ms",
+        "tests/contract/test_hazards.py -k stale_token_ends",
     ),
 ]

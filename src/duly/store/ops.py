@@ -300,14 +300,14 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
 
     Plain successes take the short way; whatever else a turn holds does not slow them down.
     """
-    plain: list[dict[str, Any]] = []
+    plain: dict[int, dict[str, str | None]] = {}
     rest: list[dict[str, Any]] = []
     finishes = list({finish.job.id: finish for finish in reversed(finishes)}.values())
     for job, change in finishes:
         if change.result is not None:
             codec.check_json(change.result, f"the result of {job.task}")
         if _is_plain(job, change):
-            plain.append({"id": job.id, "token": job.token, "result": change.result})
+            plain.setdefault(job.token, {})[job.id] = change.result
         else:
             rest.append(_change(job, change))
     op = _finish(plain, rest, finishes, now)
@@ -319,16 +319,17 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
 
 
 def _finish(
-    plain: list[dict[str, Any]], rest: list[dict[str, Any]], finishes: Sequence[Finish], now: int | None
+    plain: dict[int, dict[str, str | None]], rest: list[dict[str, Any]], finishes: Sequence[Finish], now: int | None
 ) -> Op[dict[str, Verdict]]:
     sections: tuple[str, ...] = ()
     params: dict[str, Any] = {"now": now}
     if plain:
-        sections += ("finish_plain",)
+        leaves_nothing = not any(job.keep_ms for job, _ in finishes)
+        sections += ("finish_gone" if leaves_nothing else "finish_plain",)
         params["plain"] = _text(plain)
     if rest:
         sections += ("finish", "failed_attempts", *TAIL)
-        params |= {"changes": _text(rest), **_tail([change["id"] for change in (*plain, *rest)])}
+        params |= {"changes": _text(rest), **_tail([finish.job.id for finish in finishes])}
     if plain and rest:
         sections = ("lock_jobs", *sections)
     return Op("finish", sections, params, _recorded, follow=lambda answer: _settle(finishes, answer))

@@ -47,7 +47,7 @@ BUSY_SECONDS = 5.0
 # A checkpoint waits for readers while it holds off writers, so it must give up before they do (see decisions).
 CHECKPOINT_SECONDS = 4.0
 CHECKPOINT_REST_SECONDS = 30.0
-CHECKPOINT_BYTES = 4 * 1024 * 1024
+CHECKPOINT_BYTES = 16 * 1024 * 1024
 MOST_AT_ONCE = 256
 
 # Connections that a forked child inherited. They belong to the parent: using or closing one here would drop its locks.
@@ -226,6 +226,8 @@ class _Writer:
         self._stopping = False
         self._stopped = threading.Event()
         self._checkpoint = threading.Event()
+        # SQLite would keep them apart as well, but by polling: a commit would sleep on after the checkpoint's end.
+        self._one_at_a_time = threading.Lock()
         self._threads = [
             threading.Thread(target=target, name=f"duly-{name}", daemon=True)
             for name, target in (("writer", self._write), ("checkpoint", self._keep_wal_short))
@@ -271,7 +273,8 @@ class _Writer:
             # Who went away before we began is not served; from here on nobody can take his request back.
             wanted = [one for one in batch if one[1].set_running_or_notify_cancel()]
             try:
-                self._commit(wanted)
+                with self._one_at_a_time:
+                    self._commit(wanted)
             except BaseException as error:  # whatever it is, nobody may wait for ever
                 self._roll_back()
                 for _, future in wanted:
@@ -333,7 +336,8 @@ class _Writer:
                 if conn is None:
                     conn = self._driver.connect()
                     conn.execute(f"pragma busy_timeout = {int(CHECKPOINT_SECONDS * 1000)}")
-                busy, pages, _ = conn.execute("pragma wal_checkpoint(truncate)").fetchone()
+                with self._one_at_a_time:
+                    busy, pages, _ = conn.execute("pragma wal_checkpoint(truncate)").fetchone()
                 if not busy:
                     continue
                 log.info("sqlite.checkpoint_busy", extra={"path": str(self._driver.path), "wal_pages": pages})

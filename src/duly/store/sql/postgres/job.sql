@@ -196,7 +196,9 @@ returning id::text;
 -- Differs from SQLite: a delete can hand its rows to an insert, so both are one statement.
 with clock as materialized (select :now as now),
 input as materialized (
-    select id, token, result from json_to_recordset(:plain::json) as input (id uuid, token bigint, result text)
+    select one.key::uuid as id, held.key::bigint as token, one.value as result
+      from json_each(:plain::json) as held
+     cross join json_each_text(held.value) as one
 ),
 mine as materialized (
     select duly_job.id
@@ -229,6 +231,26 @@ kept as (
      where keep_ms > 0
 )
 select id::text from gone;
+
+-- name: finish_gone
+-- The same for a turn of jobs that all leave nothing behind.
+with input as materialized (
+    select one.key::uuid as id, held.key::bigint as token
+      from json_each(:plain::json) as held
+     cross join json_each_text(held.value) as one
+),
+mine as materialized (
+    select duly_job.id
+      from input
+      join duly.duly_job on duly_job.id = input.id and duly_job.token is not distinct from input.token
+     where duly_job.id = any (array(select id from input)) and duly_job.state = 'running' and keep_ms = 0
+       and key is null and batch_id is null and schedule is null
+     order by duly_job.id
+       for update of duly_job
+)
+delete from duly.duly_job
+ where id = any (array(select id from mine))
+returning id::text;
 
 -- name: finish
 -- A worker that lost its lease matches no row here, and so changes nothing. A job that somebody asked to

@@ -139,27 +139,42 @@ update duly_job
 returning id;
 
 -- name: finish_plain
--- The short way out for a success without key, batch or schedule, which is most of them.
+-- The short way out for a success without key, batch or schedule, which is most of them. They come as
+-- {token: {id: result}}, so that nothing has to be taken out of JSON row by row.
 insert into duly_done (
     id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
     expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
     finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin, replay_of, replay_count)
 select duly_job.id, task, queue, priority, 'succeeded', payload, envelope, attempt, max_attempts, crashes, created_at,
        due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at,
-       value ->> 'result', case when value ->> 'result' is not null then :now + result_ttl_ms end,
+       one.value, case when one.value is not null then :now + result_ttl_ms end,
        :now, keep_ms, result_ttl_ms,
-       :now + case when value ->> 'result' is not null then min(result_ttl_ms, keep_ms) else keep_ms end,
+       :now + case when one.value is not null then min(result_ttl_ms, keep_ms) else keep_ms end,
        on_dead, origin, replay_of, replay_count
-  from json_each(:plain)
- cross join duly_job on duly_job.id = value ->> 'id'
- where token = value ->> 'token' and state = 'running' and keep_ms > 0
+  from json_each(:plain) as held
+ cross join json_each(held.value) as one
+ cross join duly_job on duly_job.id = one.key
+ where token = cast(held.key as integer) and state = 'running' and keep_ms > 0
    and duly_job.key is null and batch_id is null and schedule is null;
 delete from duly_job
  where id in (
        select duly_job.id
-         from json_each(:plain)
-        cross join duly_job on duly_job.id = value ->> 'id'
-        where token = value ->> 'token' and state = 'running'
+         from json_each(:plain) as held
+        cross join json_each(held.value) as one
+        cross join duly_job on duly_job.id = one.key
+        where token = cast(held.key as integer) and state = 'running'
+          and duly_job.key is null and batch_id is null and schedule is null)
+returning id;
+
+-- name: finish_gone
+-- The same for a turn of jobs that all leave nothing behind.
+delete from duly_job
+ where id in (
+       select duly_job.id
+         from json_each(:plain) as held
+        cross join json_each(held.value) as one
+        cross join duly_job on duly_job.id = one.key
+        where token = cast(held.key as integer) and state = 'running' and keep_ms = 0
           and duly_job.key is null and batch_id is null and schedule is null)
 returning id;
 
