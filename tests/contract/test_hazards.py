@@ -138,7 +138,7 @@ def lose_every_answer(store: Store) -> None:
 @pytest.mark.parametrize("end", [DONE, DEAD])
 @pytest.mark.parametrize("key", [None, "k"])
 def test_j01_an_enqueue_whose_answer_stays_lost_tells_how_to_ask_once_more(store, key, end):
-    store.driver._pauses = (0.0, 0.0)
+    store.driver._pauses = ()
     lose_every_answer(store)
     with pytest.raises(AnswerLost) as lost:
         store.run(ops.enqueue(Terms("work"), [NewJob(new_id(), "{}", key=key)], now=store.now))

@@ -1254,12 +1254,6 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "    finishes = list({finish.job.id: finish for finish in reversed(finishes)}.values())\n",
-        "",
-        "tests/contract/test_hazards.py -k j09_one_job",
-    ),
-    Mutant(
-        "src/duly/store/ops.py",
         "for replay in reversed({_uuid(replay.id): replay for replay in reversed(replays)}.values())",
         "for replay in replays",
         "tests/contract/test_hazards.py -k r05",

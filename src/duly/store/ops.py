@@ -302,7 +302,6 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
     """
     plain: dict[int, dict[str, str | None]] = {}
     rest: list[dict[str, Any]] = []
-    finishes = list({finish.job.id: finish for finish in reversed(finishes)}.values())
     for job, change in finishes:
         if change.result is not None:
             codec.check_json(change.result, f"the result of {job.task}")
