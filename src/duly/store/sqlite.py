@@ -191,10 +191,11 @@ class SQLiteDriver(Driver):
                 check_same_thread=False,
                 cached_statements=512,
             )
-            _patiently(conn, "pragma journal_mode = wal", self._busy_s)
-            conn.execute(f"pragma synchronous = {self._durability}")
-            conn.execute("pragma wal_autocheckpoint = 0")
-            conn.execute("pragma cache_size = -16000")
+            with _closed_on_failure(conn):
+                _patiently(conn, "pragma journal_mode = wal", self._busy_s)
+                conn.execute(f"pragma synchronous = {self._durability}")
+                conn.execute("pragma wal_autocheckpoint = 0")
+                conn.execute("pragma cache_size = -16000")
         except sqlite3.Error as error:
             raise translate(error, "open", self.path) from error
         return conn
@@ -220,7 +221,8 @@ class _Writer:
         self._driver = driver
         self._wal = f"{os.path.realpath(driver.path)}-wal"  # SQLite puts it beside the file that a link leads to
         self._conn = driver.connect()
-        bring_up_to_date(self._conn, driver.path)
+        with _closed_on_failure(self._conn):
+            bring_up_to_date(self._conn, driver.path)
         self._waiting: deque[tuple[Op[Any], Future[Rows]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -347,6 +349,15 @@ class _Writer:
             self._stopped.wait(CHECKPOINT_REST_SECONDS)
         if conn is not None:
             conn.close()
+
+
+@contextmanager
+def _closed_on_failure(conn: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        conn.close()
+        raise
 
 
 def _patiently(conn: sqlite3.Connection, sql: str, seconds: float) -> None:
