@@ -417,6 +417,28 @@ def test_j01_a_fork_waits_until_no_read_is_under_way(file):
     assert file.enqueue()
 
 
+def test_j01_reads_in_many_threads_and_a_file_that_is_closed_again_and_again_leave_no_reader_behind(file):
+    ids = file.enqueue(1)
+    stop = threading.Event()
+
+    def read(_: int) -> int:
+        return sum(len(file.driver.run(ops.listing())) for _ in range(150))
+
+    def close() -> None:
+        while not stop.is_set():
+            file.driver.close()
+
+    with ThreadPoolExecutor(7) as threads:
+        closing = threads.submit(close)
+        counts = list(threads.map(read, range(6)))
+        stop.set()
+        closing.result(10)
+    assert counts == [150] * 6
+    file.driver.before_fork()  # would wait for ever for a reader that was miscounted
+    file.driver.after_fork()
+    assert file.state(ids[0]) == "ready"
+
+
 def test_j01_whatever_befalls_the_writer_the_next_write_goes_through(file):
     failures = [KeyboardInterrupt(), SystemExit(1), RuntimeError("a bug")]
 

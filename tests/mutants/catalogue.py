@@ -1284,7 +1284,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/driver.py",
-        "            return self.run(op.bare)",
+        "            return self.run(op.bare())",
         "            raise",
         "tests/contract/test_hazards.py -k sent_once_more_bare",
     ),

@@ -12,6 +12,7 @@ from duly.cli.configuration import read_settings
 from duly.errors import ConfigError
 from duly.settings import Settings
 from duly.store import migrate, open_driver, ops
+from duly.store.driver import Driver
 from duly.store.migrate import Migration
 from duly.store.statements import Dialect
 
@@ -38,10 +39,9 @@ def command(url: str | None, schema: str | None, grant: str | None, plan: bool, 
     workers need no right to create tables. Running it twice changes nothing.
     """
     read = read_settings({"url": url, "schema": schema})
-    work = {"postgresql": _postgres, "sqlite": _sqlite}.get(read.url.store)
-    if work is None:
-        raise ConfigError(f"{read.url}: this version of duly has no store for {read.url.store!r} yet")
-    found = work(read, grant, not (plan or sql))
+    driver = open_driver(read)  # opens nothing yet, and refuses what there is no store for
+    work = _postgres if read.url.store == "postgresql" else _sqlite
+    found = work(driver, read, grant, not (plan or sql))
     if sql:
         click.echo("begin;\n" + "".join(f"{statement};\n" for statement in found.statements) + "commit;")
     else:
@@ -56,11 +56,9 @@ class Found(NamedTuple):
     statements: list[str]
 
 
-def _postgres(read: Settings, grant: str | None, apply: bool) -> Found:
-    try:
-        from duly.store import postgres
-    except ImportError as error:
-        raise ConfigError(f"{read.url} needs psycopg, which is not installed: pip install 'duly[postgres]'") from error
+def _postgres(driver: Driver, read: Settings, grant: str | None, apply: bool) -> Found:
+    from duly.store import postgres
+
     meta = postgres.look(read.url.dsn, schema=read.schema)
     steps = _lacking("postgres", meta, read)
     if apply and (steps or grant):
@@ -68,7 +66,7 @@ def _postgres(read: Settings, grant: str | None, apply: bool) -> Found:
     return Found(migrate.version(meta), steps, postgres.migration_statements(read.schema, steps, grant=grant))
 
 
-def _sqlite(read: Settings, grant: str | None, apply: bool) -> Found:
+def _sqlite(driver: Driver, read: Settings, grant: str | None, apply: bool) -> Found:
     from duly.store import sqlite
 
     if grant is not None:
@@ -76,7 +74,6 @@ def _sqlite(read: Settings, grant: str | None, apply: bool) -> Found:
     meta = sqlite.look(read.url.path or "")
     steps = _lacking("sqlite", meta, read)
     if apply:
-        driver = open_driver(read)
         driver.run(ops.clock())
         driver.close()
     return Found(migrate.version(meta), steps, [statement for step in steps for statement in step.statements])

@@ -49,7 +49,7 @@ class Driver(ABC):
         except StoreRefused:
             if op.bare is None:
                 raise
-            return self.run(op.bare)
+            return self.run(op.bare())
         further = op.follow(answer) if op.follow else None
         return self.run(further) if further else answer
 
@@ -60,7 +60,7 @@ class Driver(ABC):
         except StoreRefused:
             if op.bare is None:
                 raise
-            return await self.arun(op.bare)
+            return await self.arun(op.bare())
         further = op.follow(answer) if op.follow else None
         return await self.arun(further) if further else answer
 

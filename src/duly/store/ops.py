@@ -70,7 +70,8 @@ class Op(Generic[T]):
 
     The reader gets the rows of all statements in order. Every write may be repeated after a lost answer, by
     `again` where the repetition must look first, and never where `once` says that nobody could tell. `bare`
-    is sent instead when the database refuses the data. `follow` asks a second question when the answer leaves one open.
+    makes what is sent instead when the database refuses the data. `follow` asks a second question when the answer
+    leaves one open.
     """
 
     name: str
@@ -81,7 +82,7 @@ class Op(Generic[T]):
     urgent: bool = False
     once: bool = False
     again: Op[T] | None = None
-    bare: Op[T] | None = None
+    bare: Callable[[], Op[T]] | None = None
     follow: Callable[[T], Op[T] | None] | None = field(default=None)
 
 
@@ -312,9 +313,7 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
     op = _finish(plain, rest, finishes, now)
     if not any(change["error"] for change in rest):
         return op
-    # What a database refuses for its data is sent once more without the texts.
-    bare = [{**change, "reason": None, "error": change["kind"], "traceback": None} for change in rest]
-    return replace(op, bare=_finish(plain, bare, finishes, now))
+    return replace(op, bare=lambda: _finish(plain, [_without_texts(change) for change in rest], finishes, now))
 
 
 def _finish(
@@ -372,6 +371,10 @@ def _change(job: Claimed, change: Change) -> dict[str, Any]:
         "error": error and _clean(f"{error.kind}: {error.message}"),
         "traceback": error and _clean(error.traceback),
     }
+
+
+def _without_texts(change: dict[str, Any]) -> dict[str, Any]:
+    return {**change, "reason": None, "error": change["kind"], "traceback": None}
 
 
 def _recorded(rows: Rows) -> dict[str, Verdict]:

@@ -196,16 +196,23 @@ class _Pool:
                     conn.close()
 
     def _take(self, checked: bool) -> Connection[Any]:
-        while self._idle:
-            since, conn = self._idle.pop()
+        for since, conn in self._drained():
             if (not checked and time.monotonic() - since < IDLE_SECONDS) or _alive(conn):
                 return conn
             conn.close()
         return self._connect()
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop()[1].close()
+        for _, conn in self._drained():
+            conn.close()
+
+    def _drained(self) -> Iterator[tuple[float, Connection[Any]]]:
+        """Take idle connections out one by one; other threads may be taking them too."""
+        while True:
+            try:
+                yield self._idle.pop()
+            except IndexError:
+                return
 
 
 def _patient(url: str, seconds: float) -> str:

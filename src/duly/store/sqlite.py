@@ -111,7 +111,8 @@ class SQLiteDriver(Driver):
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.stop()
-        readers, self._readers = self._readers, deque()
+        with self._read_ended:
+            readers, self._readers = self._readers, deque()
         for conn in readers:
             conn.close()
 
@@ -161,23 +162,19 @@ class SQLiteDriver(Driver):
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
         self._open()
-        with self._opening:  # nobody begins to read while the file is being closed
+        with self._opening, self._read_ended:  # nobody begins to read while the file is being closed
             readers = self._readers
+            conn = readers.pop() if readers else None
             self._reading += 1
         try:
-            try:
-                conn = readers.pop()
-            except IndexError:
-                conn = self.connect()
-            try:
-                yield conn
-            finally:
-                if readers is self._readers:
-                    readers.append(conn)
-                else:
-                    conn.close()
+            conn = conn or self.connect()
+            yield conn
         finally:
             with self._read_ended:
+                if conn is not None and readers is self._readers:
+                    readers.append(conn)
+                elif conn is not None:
+                    conn.close()
                 self._reading -= 1
                 self._read_ended.notify_all()
 
