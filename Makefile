@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test check bench mutants clean
+.PHONY: help demo test check bench engine mutants clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -41,11 +41,14 @@ check: $(VENV)/.stamp  ## lint, format, types and layers: what CI runs before th
 bench: $(VENV)/.stamp  ## measure, beside what the bare database can do
 	@$(BIN)/python -m bench $(ARGS)
 
+engine: $(VENV)/.stamp  ## measure the worker beside PgQueuer and Huey (ARGS="--idle", "--memory", "--only duly")
+	@$(BIN)/python -m bench.engine $(ARGS)
+
 mutants: $(VENV)/.stamp  ## break the code on purpose and see each guarding test turn red
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 clean:  ## remove everything the other targets made
-	rm -rf $(VENV) $(NODE_DIR)/node_modules build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) bench/.peers $(NODE_DIR)/node_modules build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The build tools come first and pinned, so that nothing is fetched behind the constraints' back.

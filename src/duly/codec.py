@@ -192,6 +192,14 @@ def decode(text: str, hint: Any) -> Any:
         raise BadArguments(f"cannot read this as {name_of(hint)}: {located(error, '$')}") from error
 
 
+def reread(plain: Any, hint: Any) -> Any:
+    """Read plain JSON data, as a job's record holds it, as a value of the type `hint`."""
+    try:
+        return convert(each_text(plain, unmark), hint)
+    except UNREADABLE as error:
+        raise BadArguments(f"cannot read this as {name_of(hint)}: {located(error, '$')}") from error
+
+
 UNREADABLE = (msgspec.MsgspecError, RecursionError, NotImplementedError)
 
 

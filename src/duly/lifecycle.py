@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, assert_never
 from duly.model import (
     Cancelled,
     Change,
+    Crashed,
     Failed,
     Failure,
     Outcome,
@@ -54,6 +55,11 @@ ARROWS: Mapping[State | None, frozenset[State]] = MappingProxyType(
 ATTEMPTS_USED_UP = "attempts used up"
 NOT_RETRIED = "not retried"
 
+# Rescue says the same in SQL of what it finds dead.
+MOST_CRASHES = 3
+KILLED_ITS_WORKER = "killed its worker"
+LOST_ON_LAST_ATTEMPT = "worker lost on the last attempt"
+
 
 def allowed(start: State | None, end: State) -> bool:
     """Say whether an arrow leads from `start` (None for a new job) to `end`."""
@@ -73,8 +79,10 @@ class Policy:
     retries: Callable[[Failure], bool] = _always
 
 
-def decide(attempt: int, max_attempts: int, outcome: Outcome, *, policy: Policy, chance: float) -> Change:
-    """Say what becomes of a job whose attempt number `attempt` ended in `outcome`."""
+def decide(
+    attempt: int, max_attempts: int, outcome: Outcome, *, policy: Policy, chance: float, crashes: int = 0
+) -> Change:
+    """Say what becomes of a job whose attempt number `attempt` ended in `outcome`; it had crashed `crashes` times."""
     match outcome:
         case Succeeded(result):
             return Change(State.SUCCEEDED, result=result)
@@ -89,15 +97,30 @@ def decide(attempt: int, max_attempts: int, outcome: Outcome, *, policy: Policy,
             return Change(State.WAITING, after_ms=timeout_ms, reason=reason, give_back_attempt=True)
         case Released():
             return Change(State.READY, give_back_attempt=True)
-        case Failed(error, retry) if not (retry and policy.retries(error)):
-            return Change(State.DEAD, reason=outcome.reason or NOT_RETRIED, error=error)
-        case Failed(error) if attempt >= max_attempts:
-            return Change(State.DEAD, reason=outcome.reason or ATTEMPTS_USED_UP, error=error)
-        case Failed(error, _, after_ms, reason):
-            wait_ms = policy.backoff.delay_ms(attempt, chance) if after_ms is None else after_ms
-            return Change(State.SCHEDULED, after_ms=wait_ms, reason=reason, error=error)
+        case Crashed(error):
+            return _after_crash(attempt, max_attempts, error, crashes + 1)
+        case Failed():
+            return _after_failure(attempt, max_attempts, outcome, policy, chance)
         case _:
             assert_never(outcome)
+
+
+def _after_crash(attempt: int, max_attempts: int, error: Failure, crashes: int) -> Change:
+    if crashes >= MOST_CRASHES:
+        return Change(State.DEAD, reason=KILLED_ITS_WORKER, error=error, crashed=True)
+    if attempt >= max_attempts:
+        return Change(State.DEAD, reason=LOST_ON_LAST_ATTEMPT, error=error, crashed=True)
+    return Change(State.READY, error=error, crashed=True)
+
+
+def _after_failure(attempt: int, max_attempts: int, failed: Failed, policy: Policy, chance: float) -> Change:
+    error, after_ms = failed.error, failed.after_ms
+    if not (failed.retry and policy.retries(error)):
+        return Change(State.DEAD, reason=failed.reason or NOT_RETRIED, error=error)
+    if attempt >= max_attempts:
+        return Change(State.DEAD, reason=failed.reason or ATTEMPTS_USED_UP, error=error)
+    wait_ms = policy.backoff.delay_ms(attempt, chance) if after_ms is None else after_ms
+    return Change(State.SCHEDULED, after_ms=wait_ms, reason=failed.reason, error=error)
 
 
 def retry_after(backoff_ms: int, header_ms: int | None) -> int:

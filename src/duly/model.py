@@ -34,6 +34,9 @@ KEEP_MS = 7 * DAY_MS
 RESULT_TTL_MS = DAY_MS
 KEY_TTL_MS = 15 * DAY_MS
 
+# How the reason of a job begins that waits only until a worker comes that can run it.
+PARKED = "parked: "
+
 ENDED = frozenset({State.SUCCEEDED, State.PARTIAL, State.DEAD, State.CANCELLED})
 
 
@@ -103,6 +106,12 @@ class Failed(Struct, frozen=True):
     reason: str | None = None
 
 
+class Crashed(Struct, frozen=True):
+    """The process in which the job ran alone died of it, and its worker lives to tell."""
+
+    error: Failure
+
+
 class Snoozed(Struct, frozen=True):
     """The handler asks to be called again later; the attempt does not count."""
 
@@ -126,7 +135,7 @@ class Released(Struct, frozen=True):
     """The worker gives the job back unfinished; the attempt does not count."""
 
 
-Outcome: TypeAlias = Succeeded | PartlyDone | Failed | Snoozed | Cancelled | Waiting | Released
+Outcome: TypeAlias = Succeeded | PartlyDone | Failed | Crashed | Snoozed | Cancelled | Waiting | Released
 
 
 class Failure(Struct, frozen=True):
@@ -138,7 +147,10 @@ class Failure(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """What is written when an attempt ends: what `lifecycle.decide` makes of an outcome."""
+    """What is written when an attempt ends: what `lifecycle.decide` makes of an outcome.
+
+    A job that goes waiting for a reason that begins with `PARKED` is parked: `ops.wake` brings it back.
+    """
 
     state: State
     after_ms: int | None = None
@@ -146,6 +158,7 @@ class Change(Struct, frozen=True):
     result: str | None = None
     reason: str | None = None
     error: Failure | None = None
+    crashed: bool = False
 
 
 class Claimed(Struct, frozen=True):
@@ -172,6 +185,7 @@ class Claimed(Struct, frozen=True):
     schedule: str | None
     replay_count: int
     cancel_requested_at: int | None
+    origin: str | None = None
 
 
 class Verdict(StrEnum):

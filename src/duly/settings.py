@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
@@ -166,6 +167,19 @@ def load(
     for name, (value, origin) in given.items():
         values[_field(name)] = _READERS[name](value, f"{name} (from {origin})")
     return Settings(**values, origins=MappingProxyType({name: origin for name, (_, origin) in given.items()}))
+
+
+def read(arguments: Mapping[str, Any], environ: Mapping[str, str], folder: Path) -> Settings:
+    """Gather the settings of something that runs in `folder`, whose duly.toml counts; a path is relative to it too."""
+    file = folder / "duly.toml"
+    try:
+        text = file.read_text("utf-8") if file.is_file() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): mend it, or take it away") from error
+    found = load(arguments, environ, text, str(file))
+    if found.url.path is None:
+        return found
+    return replace(found, url=replace(found.url, path=str(folder / found.url.path)))
 
 
 def _from_file(text: str, file_name: str) -> dict[str, tuple[Any, str]]:

@@ -207,7 +207,7 @@ def _bare(parameter: inspect.Parameter) -> str:
 
 def _parameter(handler: Callable[..., Any], parameter: inspect.Parameter) -> _Parameter:
     """Compile one parameter, refusing an annotation that JSON cannot serve."""
-    hint = _hint(handler, parameter.name)
+    hint = hint_of(handler, parameter.name)
     if parameter.kind is parameter.VAR_POSITIONAL:
         hint = list[hint]  # type: ignore[valid-type]
     try:
@@ -223,12 +223,12 @@ def _parameter(handler: Callable[..., Any], parameter: inspect.Parameter) -> _Pa
 def result_type(handler: Callable[..., Any]) -> Any:
     """Give the type that a handler's result is read as, Any when it names none that can be found."""
     try:
-        return _hint(handler, "return")
+        return hint_of(handler, "return")
     except ConfigError:
         return Any
 
 
-def _hint(handler: Callable[..., Any], name: str) -> Any:
+def hint_of(handler: Callable[..., Any], name: str) -> Any:
     """Resolve one annotation by itself, so that one of no interest to us may be unknown here."""
     function = inspect.unwrap(handler)
     annotations = getattr(function, "__annotations__", {})

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from duly import durations
-from duly.model import State
+from duly.model import PARKED, State
 
 
 class Facts(Struct, frozen=True):
@@ -26,6 +26,7 @@ class Facts(Struct, frozen=True):
     reason: str | None
     error: str | None
     suspect: bool
+    parked_version: int | None
     now: int
     queue_paused_by: str | None
     queue_paused_why: str | None
@@ -62,11 +63,22 @@ def _gate(facts: Facts) -> tuple[str, str]:
             return "ended", f"it is {state.value} because: {facts.reason or facts.error or 'no reason was given'}"
         case State.RUNNING:
             return "lease", _lease(facts)
+        case State.WAITING if facts.parked_version is not None:
+            return "parked", _parked(facts)
         case State.WAITING:
             timeout = f", until {moment(facts.due_at)} at the latest" if facts.due_at is not None else ""
             return "waiting", f"it waits for: {facts.reason or 'something outside'}{timeout}"
         case _:
             return _before_claim(facts)
+
+
+def _parked(facts: Facts) -> str:
+    cause = (facts.reason or "").removeprefix(PARKED)
+    version = f" in schema version {facts.parked_version}" if facts.parked_version != 1 else ""
+    return (
+        f"it is parked ({cause}): start a worker that knows task {facts.task!r}{version} "
+        f"and serves queue {facts.queue!r}, and it is ready at its next beat"
+    )
 
 
 def _lease(facts: Facts) -> str:

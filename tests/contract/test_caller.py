@@ -598,3 +598,12 @@ def test_j02_an_unknown_connection_is_refused_with_the_list_of_kinds(conn: objec
     assert type(conn).__name__ in str(refusal.value)
     with pytest.raises(ConfigError, match=kinds):
         asyncio.run(caller.arun(conn, new_op(None)[1]))
+
+
+def test_j02_workers_are_woken_by_a_caller_that_commits_and_not_before(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as worker, psycopg.connect(postgres_url) as conn:
+        worker.execute("listen duly")
+        caller.run(conn, ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")]))
+        assert list(worker.notifies(timeout=0.2, stop_after=1)) == []
+        conn.commit()
+        assert len(list(worker.notifies(timeout=5, stop_after=1))) == 1

@@ -103,7 +103,7 @@ class Story:
         self.ask(ops.cancel([suspects[0].id], by="ann", why="stop", now=self.now))
         self.ask(ops.finish([Finish(suspects[0], changes[1])], now=self.now))
         self.ask(ops.attempts(lost[0].id))
-        self.ask(ops.next_due("default"))
+        self.ask(ops.next_due("default", now=self.now))
         self.ask(ops.expire(self.ask(ops.expirable(now=self.now)), now=self.now))
         self.ask(ops.get(scheduled[0], now=self.now))
         self.ask(ops.promote("default", now=self.now))

@@ -678,3 +678,21 @@ def test_m01_created_at_is_the_databases_clock(store: Store) -> None:
     after = store.run(ops.clock())
     for job in (plain, keyed):
         assert before <= store.get(job.id).created_at <= after
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_j09_a_handler_that_lost_its_lease_enqueues_nothing(store: Store, key: str | None) -> None:
+    store.enqueue(lease_ms=1000)
+    (parent,) = store.claim()
+    child = ops.enqueue(
+        Terms("child"), [NewJob(new_id(), "{}", key=key)], parent=ops.Held(parent.id, parent.token), now=store.now
+    )
+    assert len(store.run(child)) == 1
+    store.now += 1000
+    store.run(ops.rescue(store.run(ops.expired_leases(now=store.now)), now=store.now))
+    before = store.snapshot()
+    late = ops.enqueue(
+        Terms("late"), [NewJob(new_id(), "{}", key=key)], parent=ops.Held(parent.id, parent.token), now=store.now
+    )
+    assert store.run(late) == []
+    assert store.snapshot() == before

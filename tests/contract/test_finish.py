@@ -537,7 +537,7 @@ def test_j17_what_ended_after_it_was_asked_to_cancel_ended_as_it_says(
         assert record.result == "r"
 
 
-@pytest.mark.parametrize("how", ["retry", "release", "snooze", "wait", "rescue"])
+@pytest.mark.parametrize("how", ["retry", "release", "snooze", "wait", "crash", "rescue"])
 def test_j17_a_job_that_was_asked_to_cancel_does_not_come_back(store: Store, how: str) -> None:
     batch = Batch(store, open=1)
     [job_id] = store.enqueue(batch_id=batch.id)
@@ -552,6 +552,8 @@ def test_j17_a_job_that_was_asked_to_cancel_does_not_come_back(store: Store, how
             store.run(ops.snooze(job, 5, now=store.now))
         case "wait":
             store.finish(job, Change(State.WAITING, reason="event", give_back_attempt=True))
+        case "crash":
+            store.finish(job, Change(State.READY, error=FAILURE, crashed=True))
         case "rescue":
             store.now += 30_000
             store.run(ops.rescue(store.run(ops.expired_leases(now=store.now)), now=store.now))

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from duly.errors import AnswerLost, EnqueueUnknown
-from duly.model import DAY_MS, Change, Claimed, Enqueued, Failure, NewJob, State, Terms
+from duly.model import DAY_MS, PARKED, Change, Claimed, Enqueued, Failure, NewJob, State, Terms
 from duly.store import ops
 from duly.store.driver import Driver, Point
 from duly.store.ops import Finish, Op, Replay
@@ -159,6 +159,8 @@ def finish_mixed(store: Store) -> Op[Any]:
     add(store, 4, batch_id=b)
     add(store, 5)
     add(store, 6)
+    add(store, 7)
+    add(store, 8)
     ends = [
         Change(State.SUCCEEDED, result='"r"'),
         Change(State.SUCCEEDED, result='"r"'),
@@ -166,8 +168,10 @@ def finish_mixed(store: Store) -> Op[Any]:
         Change(State.PARTIAL, reason="partial"),
         Change(State.SCHEDULED, after_ms=50, error=FAILURE),
         Change(State.WAITING, reason="event", give_back_attempt=True),
+        Change(State.READY, error=FAILURE, crashed=True),
+        Change(State.WAITING, reason=f"{PARKED}needs version 2", give_back_attempt=True),
     ]
-    return ops.finish([Finish(*pair) for pair in zip(take(store, 6), ends, strict=True)], now=NOW + 1)
+    return ops.finish([Finish(*pair) for pair in zip(take(store, 8), ends, strict=True)], now=NOW + 1)
 
 
 def finish_keep_0(store: Store) -> Op[Any]:
@@ -207,6 +211,19 @@ def promote(store: Store) -> Op[Any]:
     add(store, 1, delay_ms=5)
     add(store, 2, delay_ms=500)
     return ops.promote("default", now=NOW + 5)
+
+
+def park(store: Store) -> Op[Any]:
+    store.run(register(store))
+    add(store, 1)
+    add(store, 2, task="unknown")
+    add(store, 3, task="unknown", delay_ms=5)
+    return ops.park("default", now=NOW + 5)
+
+
+def wake(store: Store) -> Op[Any]:
+    store.run(park(store))
+    return ops.wake({"unknown": 1}, ["default"])
 
 
 def expire(store: Store) -> Op[Any]:
@@ -306,6 +323,8 @@ SCENARIOS: dict[str, Scenario] = {
     "snooze": Scenario(snooze, already),
     "rescue": Scenario(rescue),
     "promote": Scenario(promote, nothing_left),
+    "park": Scenario(park, nothing_left),
+    "wake": Scenario(wake, nothing_left),
     "expire": Scenario(expire),
     "cancel": Scenario(cancel),
     "replay": Scenario(replay),
@@ -437,7 +456,7 @@ def test_j01_what_leaves_no_trace_is_not_repeated(twins: tuple[Store, Store], as
 
 READS = {
     "attempts", "clock", "dead_list", "dead_metrics", "events", "expirable", "expired_leases", "get", "listing",
-    "next_due", "paused", "steps", "why", "workers",
+    "next_due", "paused", "settle", "steps", "why", "workers",
 }  # fmt: skip
 
 

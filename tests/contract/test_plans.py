@@ -28,8 +28,8 @@ from tests.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-READY, SCHEDULED, DONE, KEYS = 1_000_000, 100_000, 200_000, 100_000
-FIRST_DONE = 2_000_000
+READY, SCHEDULED, PARKED, DONE, KEYS = 1_000_000, 100_000, 100_000, 200_000, 100_000
+FIRST_PARKED, FIRST_DONE = 1_500_000, 2_000_000
 BIG = ("duly_job", "duly_done", "duly_key")
 
 JOBS = f"""
@@ -39,6 +39,20 @@ insert into duly_job (id, task, queue, priority, state, max_attempts, created_at
 select {{id}}, 'work', case when n % 10 = 0 then 'mail' else 'default' end, n % 3,
        case when n <= {READY} then 'ready' else 'scheduled' end, 5, {NOW},
        {NOW} + case when n <= {READY} then -(n % 1000) else n end, 30000, 1000, 1000, '{{{{"n":1}}}}'
+  from {{source}}
+"""
+PARKED_JOBS = f"""
+insert into duly_job (id, task, queue, priority, state, max_attempts, created_at, due_at, lease_ms, keep_ms,
+                      result_ttl_ms, payload, reason, parked_version)
+{{numbers}}
+select {{id}}, case when n % 2 = 0 then 'work' else 'gone' end, 'default', n % 3, 'waiting', 5, {NOW}, {NOW} - n % 1000,
+       30000, 1000, 1000, '{{{{"n":1}}}}', 'parked: so', 2 - n % 2
+  from {{source}}
+"""
+WORKERS = f"""
+insert into duly_worker (id, host, pid, queues, tasks, beat_ms, started_at, seen_at)
+{{numbers}}
+select 'w' || n, 'h', 1, '["default","mail"]', '["work","other"]', 10000, {NOW}, {NOW}
   from {{source}}
 """
 FINISHED = f"""
@@ -56,7 +70,13 @@ insert into duly_key (task, key, job_id, state, fingerprint, expires_at)
 select 'work', 'key ' || n, {{id}}, 'succeeded', 'f', {NOW} + n
   from {{source}}
 """
-FILLS = ((JOBS, 1, READY + SCHEDULED), (FINISHED, FIRST_DONE + 1, FIRST_DONE + DONE), (HELD_KEYS, 1, KEYS))
+FILLS = (
+    (JOBS, 1, READY + SCHEDULED),
+    (PARKED_JOBS, FIRST_PARKED + 1, FIRST_PARKED + PARKED),
+    (FINISHED, FIRST_DONE + 1, FIRST_DONE + DONE),
+    (HELD_KEYS, 1, KEYS),
+    (WORKERS, 1, 10),
+)
 
 
 def id_of(number: int) -> str:
@@ -161,6 +181,12 @@ ASKED: dict[str, Asked] = {
     "promote": Asked(
         ops.promote("default", now=NOW), {"promote": BY_ID | {"duly_job_scheduled", "duly_job_waiting"}}
     ),
+    "park": Asked(
+        ops.park("default", now=NOW), {"park": BY_ID | {"duly_job_ready", "duly_job_scheduled"}}
+    ),
+    "wake": Asked(
+        ops.wake({"work": 1, "other": 1}, ["default", "mail"]), {"wake": BY_ID | {"duly_job_parked"}}
+    ),
     "next_due": Asked(ops.next_due("default"), {"next_due": {"duly_job_scheduled"}}),
     "expired_leases": Asked(ops.expired_leases(now=NOW), {"expired_leases": {"duly_job_running"}}),
     "rescue": Asked(
@@ -193,7 +219,7 @@ ASKED: dict[str, Asked] = {
     "enqueue": Asked(
         ops.enqueue(Terms("work"), KEYED, now=NOW).again,  # type: ignore[arg-type]
         {
-            "reserve_keys": set(),
+            "reserve_keys": BY_ID,
             "enqueue_keyed": KEY,
             "undo_finished": EITHER_BY_ID | KEY,
             "key_holders": KEY,
@@ -240,7 +266,7 @@ def walked(plan: dict[str, Any]) -> set[str]:
     return found | {f"all of {node['Relation Name']}" for node in scans}
 
 
-SMALL = ("duly_attempt", "duly_step", "duly_batch", "duly_queue", "duly_schedule", "duly_event")
+SMALL = ("duly_attempt", "duly_step", "duly_batch", "duly_queue", "duly_worker", "duly_schedule", "duly_event")
 
 
 def of_big_tables(found: set[str]) -> set[str]:
@@ -285,6 +311,10 @@ def test_postgres_sorts_nothing_on_the_walk_over_ready_and_due_rows(
                 continue  # none can be there, and the plan knows it
             assert read == {index}
             assert not [node for node in nodes(part) if "Sort" in node["Node Type"]], name
+    (plan,) = plans(postgres_plans, "park", ASKED["park"].op, generic=generic)
+    for walk in ("CTE ready", "CTE suspects", "CTE due"):
+        (part,) = [node for node in nodes(plan) if node.get("Subplan Name") == walk]
+        assert not [node for node in nodes(part) if "Sort" in node["Node Type"]], walk
     first, _ = plans(postgres_plans, "promote", ASKED["promote"].op, generic=generic)
     assert not [node for node in nodes(first) if "Sort" in node["Node Type"]]
 
@@ -314,6 +344,9 @@ READS = {
     "extend": 100 * 20,
     "finish plain": 100 * 20,
     "settle": 100 * 30,
+    "promote": 100,
+    "park": 1000 * 5,
+    "wake": 100,
     "next_due": 20,
     "expired_leases": 100,
     "expirable": 100,
@@ -377,8 +410,9 @@ def test_sqlite_sorts_nothing_on_the_walk_over_ready_and_due_rows(sqlite_plans: 
         take, _ = explained(sqlite_plans, "claim", ASKED[name].op)
         assert not [line for line in take if "TEMP B-TREE" in line], name
         assert {"duly_job_ready", "duly_job_scheduled"} <= walked_by_sqlite(take)
-    for lines in explained(sqlite_plans, "promote", ASKED["promote"].op):
-        assert not [line for line in lines if "TEMP B-TREE" in line]
+    for name in ("promote", "park"):
+        for lines in explained(sqlite_plans, name, ASKED[name].op):
+            assert not [line for line in lines if "TEMP B-TREE" in line]
 
 
 def steps(conn: sqlite3.Connection, op: Op[Any]) -> int:
@@ -410,6 +444,9 @@ STEPS = {
     "finish gone": 100 * 200,
     "finish": 100 * 500,
     "settle": 100 * 200,
+    "promote": 500,
+    "park": 1000 * 50,
+    "wake": 1000,
     "next_due": 200,
     "expired_leases": 500,
     "expirable": 500,

@@ -10,10 +10,12 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from duly.model import Change, Claimed, Sighting, State
+from duly import backoff
+from duly.lifecycle import Policy, decide
+from duly.model import Change, Claimed, Crashed, Failure, Sighting, State
 from duly.store import ops
 from duly.store.ops import Finish
-from tests.contract.stores import PostgresStore, Store, held, new_id
+from tests.contract.stores import PostgresStore, Store, held, new_id, new_token
 
 LEASE = 30_000
 BEAT = LEASE // 3
@@ -51,6 +53,15 @@ def impatient(postgres_url: str) -> Iterator[PostgresStore]:
     made = PostgresStore(postgres_url + "?options=-c%20lock_timeout%3D2s")
     yield made
     made.close()
+
+
+def died(store: Store, job: Claimed) -> Change:
+    """Record that the process died in which the job ran alone, as its worker does."""
+    outcome = Crashed(Failure("duly.ProcessDied", "exit code -9", "what it said last"))
+    policy = Policy(backoff.exponential())
+    change = decide(job.attempt, job.max_attempts, outcome, policy=policy, chance=0, crashes=job.crashes)
+    store.finish(job, change)
+    return change
 
 
 # J11: what rescuers see
@@ -303,6 +314,15 @@ def test_j12_three_crashes_while_alone_end_the_job_dead(store: Store) -> None:
     assert job.finished_at == store.now
 
 
+def test_j12_the_death_of_a_worker_says_nothing_against_the_child_of_a_worker(store: Store) -> None:
+    (job_id,) = store.enqueue(max_attempts=10)
+    crash(store, alone=False)
+    for _ in range(4):
+        store.run(ops.claim("default", limit=1, token=new_token(), worker=f"w1{ops.CHILD}", alone=True, now=store.now))
+        store.run(ops.rescue(lose(store), now=store.now))
+    assert (store.state(job_id), crashes(store, job_id)) == ("ready", 0)
+
+
 def test_j12_the_third_crash_on_the_last_attempt_is_named_for_what_it_was(store: Store) -> None:
     (job_id,) = store.enqueue(max_attempts=4)
     crash(store, alone=False)
@@ -420,3 +440,82 @@ def test_j12_a_rescue_of_many_gives_each_its_own_verdict(store: Store) -> None:
     late = store.run(ops.finish([Finish(job, Change(State.SUCCEEDED)) for job in jobs], now=store.now))
     assert late == dict.fromkeys((ready, dead, cancelled), "lost")
     assert [store.state(job_id) for job_id in (ready, dead, cancelled)] == ["ready", "dead", "cancelled"]
+
+
+# J12: a worker that lives tells of the process that died
+
+
+def test_j12_a_process_that_died_makes_a_suspect_with_one_crash_and_its_error(store: Store) -> None:
+    (job_id,) = store.enqueue()
+    store.now += 5
+    (first,) = store.claim()
+    died(store, first)
+    job = store.get(job_id)
+    assert job is not None
+    assert (job.state, job.attempt, job.crashes, job.due_at) == (State.READY, 1, 1, first.due_at)
+    assert job.error == "duly.ProcessDied: exit code -9"
+    assert store.claim() == []
+    (again,) = store.claim(alone=True)
+    assert (again.id, again.suspect, again.crashes, again.attempt) == (job_id, True, 1, 2)
+
+
+def test_j12_a_process_that_died_leaves_an_attempt_that_crashed(store: Store) -> None:
+    (job_id,) = store.enqueue()
+    died(store, *store.claim())
+    store.kill(*store.claim(alone=True))
+    told = [(a.attempt, a.outcome, a.error, a.traceback) for a in store.run(ops.attempts(job_id))]
+    assert told == [
+        (1, "crashed", "duly.ProcessDied: exit code -9", "what it said last"),
+        (2, "failed", "builtins.ValueError: no", "a traceback"),
+    ]
+
+
+def test_j12_three_processes_that_died_end_the_job_dead(store: Store) -> None:
+    (job_id,) = store.enqueue(max_attempts=20)
+    states = [died(store, *store.claim(alone=alone)).state for alone in (False, True, True)]
+    assert states == ["ready", "ready", "dead"]
+    job = store.get(job_id)
+    assert job is not None
+    assert (job.state, job.reason, job.crashes, job.attempt) == (State.DEAD, "killed its worker", 3, 3)
+    assert [attempt.outcome for attempt in store.run(ops.attempts(job_id))] == ["crashed"] * 3
+
+
+def test_j12_crashes_add_up_whoever_tells_of_them(store: Store) -> None:
+    (job_id,) = store.enqueue(max_attempts=20)
+    died(store, *store.claim())
+    assert crash(store) == "ready"
+    assert died(store, *store.claim(alone=True)).state == "dead"
+    assert crashes(store, job_id) == 3
+
+
+@pytest.mark.parametrize("ending", ["retried", "snoozed"])
+def test_j12_an_attempt_that_ends_after_a_crash_clears_the_suspicion_and_not_the_count(
+    store: Store, ending: str
+) -> None:
+    (job_id,) = store.enqueue(max_attempts=20)
+    died(store, *store.claim())
+    ENDINGS[ending](store, *store.claim(alone=True))
+    store.now += 1_000
+    (job,) = store.claim()
+    assert (job.id, job.suspect, job.crashes) == (job_id, False, 1)
+
+
+def test_j12_the_judge_and_the_rescue_say_the_same_of_a_crash_while_alone(store: Store) -> None:
+    grid = [(attempt, most, before) for attempt in (1, 2) for most in (2, 3) for before in (0, 1, 2, 3)]
+    for attempt, most, before in grid:
+        told = []
+        for way in (lambda job: died(store, job), lambda job: rescue(store, lose(store))):
+            (job_id,) = store.enqueue(max_attempts=most)
+            store.query(
+                "update duly_job set crashes = ?, attempt = ?, suspect = (1 = 1) where id = ?",
+                before, attempt - 1, job_id,
+            )  # fmt: skip
+            (job,) = store.claim(alone=True)
+            way(job)
+            after = store.get(job_id)
+            (*_, last) = store.run(ops.attempts(job_id))
+            assert after is not None
+            reason = after.reason if after.state is State.DEAD else None
+            told.append((after.state, reason, after.crashes, after.attempt, last.outcome))
+            store.run(ops.cancel([job_id], now=store.now))
+        assert told[0] == told[1], (attempt, most, before)

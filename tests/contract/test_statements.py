@@ -51,6 +51,8 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "enqueue": [
             ops.enqueue(terms, [NewJob(plain, "{}"), NewJob(dead, "{}")], now=NOW),
             ops.enqueue(terms, [NewJob(keyed, "{}", key="k")], now=NOW),
+            ops.enqueue(Terms("unknown", queue="q"), [NewJob(new_id(), "{}")], now=NOW),
+            ops.enqueue(Terms("child", queue="q"), [NewJob(new_id(), "{}")], parent=Held(plain, 1), now=NOW),
         ],
         "register": [ops.register("w", host="h", pid=1, queues=["q"], tasks=["t"], beat_ms=1, now=NOW)],
         "workers": [ops.workers(now=NOW)],
@@ -70,12 +72,15 @@ def every_op() -> dict[str, list[Op[Any]]]:
                 [Finish(job(plain, 1), Change(State.SUCCEEDED)), Finish(job(dead, 1), failed)], now=NOW
             ),
         ],
+        "settle": [ops.settle([Held(dead, 1)])],
         "release": [ops.release([job(plain, 1)], now=NOW)],
         "snooze": [ops.snooze(job(plain, 1), 5, now=NOW)],
         "expired_leases": [ops.expired_leases(now=NOW)],
         "rescue": [ops.rescue([sighting], now=NOW + 1000)],
         "promote": [ops.promote("q", now=NOW)],
-        "next_due": [ops.next_due("q")],
+        "park": [ops.park("q", now=NOW)],
+        "wake": [ops.wake({"unknown": 1}, ["q"])],
+        "next_due": [ops.next_due("q", now=NOW)],
         "expirable": [ops.expirable(now=NOW)],
         "expire": [ops.expire([plain], now=NOW)],
         "get": [ops.get(plain, now=NOW)],
@@ -136,7 +141,7 @@ def test_every_section_is_asked_by_an_operation_and_every_operations_sections_ex
     dialect: statements.Dialect,
 ) -> None:
     asked = {section for op in OPS for section in op.sections}
-    assert set(sections(dialect)) == asked
+    assert set(sections(dialect)) == asked | {"notify"}  # which `caller` adds to what wakes workers
 
 
 def test_the_tail_of_every_ending_is_whole_and_last_but_for_a_look() -> None:

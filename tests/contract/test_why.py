@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duly.model import Change, State
+from duly.model import PARKED, Change, Envelope, NewJob, State, Terms
 from duly.store import ops
 from tests.contract.stores import Store, new_id
 
@@ -101,3 +101,32 @@ def test_b10_waiting_says_for_what(store):
     [job] = store.enqueue()
     store.finish(*store.claim(), Change(State.WAITING, reason="approval", give_back_attempt=True))
     assert why(store, job).sentence == "it waits for: approval"
+
+
+def test_j19_a_parked_job_says_which_worker_it_needs(store):
+    [job] = store.enqueue()
+    alive(store, tasks=["other"])
+    store.run(ops.park("default", now=store.now))
+    answer = why(store, job)
+    assert answer.gate == "parked"
+    assert answer.sentence == (
+        "it is parked (no worker knows this task): start a worker that knows task 'work' "
+        "and serves queue 'default', and it is ready at its next beat"
+    )
+    store.run(ops.wake({"work": 1}, ["default"]))
+    alive(store)
+    assert why(store, job).gate == "turn"
+
+
+def test_j19_a_job_parked_for_its_schema_version_names_the_version(store):
+    job = NewJob(new_id(), "{}", envelope=Envelope(schema_version=2))
+    store.run(ops.enqueue(Terms("work"), [job], now=store.now))
+    reason = f"{PARKED}needs schema version 2 of task 'work'"
+    store.finish(*store.claim(), Change(State.WAITING, reason=reason, give_back_attempt=True))
+    alive(store)
+    answer = why(store, job.id)
+    assert answer.gate == "parked"
+    assert answer.sentence == (
+        "it is parked (needs schema version 2 of task 'work'): start a worker that knows task 'work' "
+        "in schema version 2 and serves queue 'default', and it is ready at its next beat"
+    )

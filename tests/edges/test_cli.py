@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -40,7 +42,7 @@ def test_it_tells_its_version(tmp_path):
 
 def test_help_lists_every_command_and_each_has_an_example(tmp_path):
     listed = re.findall(r"^  ([a-z]+) ", run("--help", cwd=tmp_path).stdout.partition("Commands:")[2], re.MULTILINE)
-    assert listed == ["demo", "migrate"]
+    assert listed == ["check", "demo", "jobs", "migrate", "worker"]
     for command in listed:
         assert re.search(rf"Examples?:\n +duly {command}", run(command, "--help", cwd=tmp_path).stdout)
 
@@ -171,6 +173,37 @@ def test_the_demo_kills_a_worker_and_its_numbers_add_up(tmp_path):
     states = dict(conn.execute("select state, count(*) from duly_jobs group by state"))
     conn.close()
     assert states == {"succeeded": 290, "dead": 4}
+    assert re.search(r"^rescued +[1-9]", answer.stdout, re.MULTILINE)
     again = run("demo", "--keep", str(tmp_path / "kept"), cwd=tmp_path)
     assert again.returncode == 1
     assert "name an empty folder" in again.stderr
+
+
+def test_the_demo_leaves_no_process_and_no_file_behind_when_it_is_interrupted(tmp_path):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
+    demo = subprocess.Popen(
+        [DULY, "demo"], cwd=tmp_path, env=environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        for line in demo.stdout:
+            if "SIGKILL" in line:
+                break
+        assert workers_in(tmp_path)
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(20) != 0
+    finally:
+        demo.kill()
+        demo.wait()
+        demo.stdout.close()
+    assert workers_in(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def workers_in(folder: Path) -> list[str]:
+    """List the processes that work below a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder) in os.readlink(process / "cwd") and (process / "cmdline").read_text():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return [words for words in found if " worker " in words]

@@ -1,4 +1,4 @@
-"""The arrows and the judge: J15, J23, J26, R03."""
+"""The arrows and the judge: J12, J15, J23, J26, R03."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duly import backoff
-from duly.lifecycle import ARROWS, ATTEMPTS_USED_UP, NOT_RETRIED, Policy, allowed, decide, retry_after
+from duly.lifecycle import (
+    ARROWS,
+    ATTEMPTS_USED_UP,
+    KILLED_ITS_WORKER,
+    LOST_ON_LAST_ATTEMPT,
+    NOT_RETRIED,
+    Policy,
+    allowed,
+    decide,
+    retry_after,
+)
 from duly.model import (
     Cancelled,
     Change,
+    Crashed,
     Failed,
     Failure,
     PartlyDone,
@@ -28,6 +39,7 @@ OUTCOMES = st.one_of(
     st.builds(Succeeded, st.none() | st.just("1")),
     st.builds(PartlyDone, st.just("partial: mail"), st.none()),
     st.builds(Failed, st.just(ERROR), st.booleans(), st.none() | DURATIONS),
+    st.builds(Crashed, st.just(ERROR)),
     st.builds(Snoozed, DURATIONS),
     st.builds(Cancelled, st.just("no longer wanted")),
     st.builds(Waiting, st.just("approved"), st.none() | DURATIONS),
@@ -35,8 +47,8 @@ OUTCOMES = st.one_of(
 )
 
 
-def judge(outcome, attempt=1, max_attempts=5, policy=POLICY, chance=0.0):
-    return decide(attempt, max_attempts, outcome, policy=policy, chance=chance)
+def judge(outcome, attempt=1, max_attempts=5, policy=POLICY, chance=0.0, crashes=0):
+    return decide(attempt, max_attempts, outcome, policy=policy, chance=chance, crashes=crashes)
 
 
 def test_j26_the_arrows_are_those_of_the_design():
@@ -69,9 +81,33 @@ def test_j26_every_outcome_has_a_change_along_an_arrow_from_running(outcome, att
     assert allowed(State.RUNNING, change.state)
     assert (change.state == State.SCHEDULED) <= (change.after_ms is not None)
     assert change.give_back_attempt == isinstance(outcome, Snoozed | Waiting | Released)
-    assert (change.error is not None) == isinstance(outcome, Failed)
+    assert (change.error is not None) == isinstance(outcome, Failed | Crashed)
+    assert change.crashed == isinstance(outcome, Crashed)
     if change.state.ended:
         assert change.after_ms is None
+
+
+def test_j12_a_crash_comes_back_at_once_and_is_counted():
+    assert judge(Crashed(ERROR)) == Change(State.READY, error=ERROR, crashed=True)
+    assert judge(Crashed(ERROR), crashes=1).state == State.READY
+
+
+def test_j12_the_third_crash_ends_the_job_dead_on_its_last_attempt_too():
+    dead = Change(State.DEAD, reason=KILLED_ITS_WORKER, error=ERROR, crashed=True)
+    assert judge(Crashed(ERROR), crashes=2) == dead
+    assert judge(Crashed(ERROR), attempt=5, crashes=2) == dead
+    assert judge(Crashed(ERROR), crashes=7) == dead
+
+
+def test_j12_what_may_not_be_retried_still_comes_back_after_a_crash():
+    assert judge(Crashed(ERROR), policy=Policy(POLICY.backoff, lambda failure: False)).state == State.READY
+
+
+def test_j23_a_crash_uses_an_attempt_and_the_last_one_is_the_end():
+    dead = Change(State.DEAD, reason=LOST_ON_LAST_ATTEMPT, error=ERROR, crashed=True)
+    assert judge(Crashed(ERROR), attempt=5) == dead
+    assert judge(Crashed(ERROR), attempt=1, max_attempts=1) == dead
+    assert judge(Crashed(ERROR), attempt=7, crashes=1) == dead
 
 
 def test_j15_snooze_gives_the_attempt_back():

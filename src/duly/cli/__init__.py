@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
+from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
-from duly import __version__
-from duly.errors import ConfigError, DulyError
+from duly import __version__, settings
+from duly.errors import ConfigError, DulyError, JobNotFound
 
 COMMANDS = {
+    "check": "Say whether the workers on this machine are alive, for probes.",
     "demo": "See jobs run, fail, retry, die and be rescued, on a database of its own.",
+    "jobs": "Look at jobs.",
     "migrate": "Create or update duly's tables.",
+    "worker": "Run the jobs of an app.",
 }
 
 
-class Commands(click.Group):
-    """The commands by name; mistakes are answered in a line, never with a traceback."""
+class Named(click.Group):
+    """Commands by name; a misspelt one is answered with the one that was meant."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find a command, or say which one was meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not close or close[0] in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
+
+
+class Commands(Named):
+    """All commands; mistakes are answered in a line, never with a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the commands without importing them."""
@@ -37,26 +57,30 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find a command, or say which one was meant."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            if not close or close[0] in error.message:
-                raise
-            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
-
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; what duly itself raises becomes a message and an exit code."""
         try:
             return super().invoke(ctx)
         except DulyError as error:
             click.echo(f"duly: {error}", err=True)
-            sys.exit(2 if isinstance(error, ConfigError) else 1)
+            sys.exit(_exit_code(error))
+
+
+def _exit_code(error: DulyError) -> int:
+    match error:
+        case ConfigError():
+            return 2
+        case JobNotFound():
+            return 3
+    return 1
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="duly", message="%(prog)s %(version)s")
 def main() -> None:
     """Run work when it is due and make its effects happen once."""
+
+
+def read_settings(options: Mapping[str, Any]) -> settings.Settings:
+    """Read the settings for a command run here: its options, the environment, and the file in this folder."""
+    return settings.read(options, os.environ, Path.cwd())

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import click
 
-from duly.cli.configuration import read_settings
+from duly.cli import read_settings
 from duly.errors import ConfigError
 from duly.settings import Settings
 from duly.store import migrate, open_driver, ops

@@ -27,5 +27,6 @@ def open_driver(settings: Settings) -> Driver:
                 schema=settings.schema,
                 prepared=settings.prepared,
                 connect_s=settings.connect_timeout_ms / 1000,
+                listen_url=None if settings.listen_url is None else settings.listen_url.dsn,
             )
     raise ConfigError(f"{url}: this version of duly has no store for {url.store!r} yet")

@@ -48,6 +48,8 @@ def run(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         for section in op.sections:
             for statement in spell(borrowed.dialect, section, borrowed.style, schema):
                 rows += borrowed.execute(statement, op.params)
+        for statement in _hint(op, borrowed, schema):
+            borrowed.execute(statement, {})
     answer = op.read(rows)
     further = op.follow(answer) if op.follow else None
     return run(conn, further, schema=schema) if further else answer
@@ -65,9 +67,16 @@ async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         for section in op.sections:
             for statement in spell(borrowed.dialect, section, borrowed.style, schema):
                 rows += await borrowed.execute(statement, op.params)
+        for statement in _hint(op, borrowed, schema):
+            await borrowed.execute(statement, {})
     answer = op.read(rows)
     further = op.follow(answer) if op.follow else None
     return await arun(conn, further, schema=schema) if further else answer
+
+
+def _hint(op: Op[Any], borrowed: Borrowed, schema: str) -> tuple[Statement, ...]:
+    """Give what wakes workers when the caller commits; the driver's own way of telling them does not see that."""
+    return spell(borrowed.dialect, "notify", borrowed.style, schema) if op.wakes else ()
 
 
 def is_async(conn: Any) -> bool:

@@ -24,6 +24,7 @@ from duly.errors import ConfigError
 from duly.model import (
     KEEP_MS,
     KEY_TTL_MS,
+    PARKED,
     Attempt,
     Change,
     Claimed,
@@ -71,7 +72,7 @@ class Op(Generic[T]):
     The reader gets the rows of all statements in order. Every write may be repeated after a lost answer, by
     `again` where the repetition must look first, and never where `once` says that nobody could tell. `bare`
     makes what is sent instead when the database refuses the data. `follow` asks a second question when the answer
-    leaves one open.
+    leaves one open. `wakes` says that jobs may be ready after it, for which a worker sleeps.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Op(Generic[T]):
     read: Callable[[Rows], T]
     writes: bool = True
     urgent: bool = False
+    wakes: bool = False
     once: bool = False
     again: Op[T] | None = None
     bare: Callable[[], Op[T]] | None = None
@@ -116,17 +118,32 @@ class Replay(NamedTuple):
 # Enqueue
 
 
-def enqueue(terms: Terms, jobs: Sequence[NewJob], *, now: int | None = None) -> Op[list[Enqueued]]:
-    """Add jobs that share their terms; those with a key are added only where the key is free."""
+def enqueue(
+    terms: Terms, jobs: Sequence[NewJob], *, parent: Held | None = None, now: int | None = None
+) -> Op[list[Enqueued]]:
+    """Add jobs that share their terms; those with a key are added only where the key is free.
+
+    `parent` is the job whose handler enqueues. If its lease is lost, nothing is added and nothing is answered.
+    """
     _check(terms)
     for job in jobs:
         _check_job(job, terms.task)
     keyed = [job for job in jobs if job.key is not None]
     if keyed and len(keyed) < len(jobs):
         raise ConfigError("one enqueue takes jobs with keys or jobs without, not both: split them")
-    if keyed:
-        return _enqueue_keyed(terms, keyed, now)
-    return _enqueue_plain(terms, jobs, now)
+    op = _enqueue_keyed(terms, keyed, now) if keyed else _enqueue_plain(terms, jobs, now)
+    return op if parent is None else _while_held(op, parent)
+
+
+def _while_held(op: Op[list[Enqueued]], parent: Held) -> Op[list[Enqueued]]:
+    """Make an enqueue that adds nothing once the lease of `parent` is lost."""
+
+    def read(rows: Rows) -> list[Enqueued]:
+        return op.read(rows[1:]) if rows and len(rows[0]) == 1 else []
+
+    params = {**op.params, "parent_id": parent.id, "parent_token": parent.token}
+    again = op.again and replace(op.again, sections=("hold_parent", *op.again.sections), params=params, read=read)
+    return replace(op, sections=("hold_parent", *op.sections), params=params, read=read, again=again)
 
 
 def _check(terms: Terms) -> None:
@@ -162,9 +179,9 @@ def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
     records = [{"id": job.id, "payload": job.payload, "envelope": envelopes.pack(job.envelope)} for job in jobs]
     params = {**_terms(terms), "jobs": _text(records), "now": now}
     added = [Enqueued(job.id) for job in jobs]
-    again = Op("enqueue", ("enqueue", "undo_finished"), params, lambda rows: added)
+    again = Op("enqueue", ("enqueue", "undo_finished"), params, lambda rows: added, wakes=True)
     # Where success leaves no trace, nobody can tell a lost enqueue from a finished one.
-    return Op("enqueue", ("enqueue",), params, lambda rows: added, once=terms.keep_ms == 0, again=again)
+    return replace(again, sections=("enqueue",), once=terms.keep_ms == 0, again=again)
 
 
 def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
@@ -187,8 +204,8 @@ def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
     }
     sections = ("reserve_keys", "enqueue_keyed", "key_holders")
     repeated = ("lock_jobs", "reserve_keys", "enqueue_keyed", "undo_finished", "key_holders")
-    again = Op("enqueue", repeated, params, _enqueued)
-    return Op("enqueue", sections, params, _enqueued, again=again)
+    again = Op("enqueue", repeated, params, _enqueued, wakes=True)
+    return replace(again, sections=sections, again=again)
 
 
 def _terms(terms: Terms) -> dict[str, Any]:
@@ -207,6 +224,8 @@ def _terms(terms: Terms) -> dict[str, Any]:
         "batch_id": terms.batch_id,
         "schedule": terms.schedule,
         "on_dead": terms.on_dead,
+        "parent_id": None,
+        "parent_token": None,
     }
 
 
@@ -225,6 +244,10 @@ def _enqueued(rows: Rows) -> list[Enqueued]:
 
 
 # Claim and keep
+
+# What a worker's name ends in where a job runs in a child process of it: the child's death is seen by its worker, so a
+# worker that stops beating says nothing against that job.
+CHILD = "/child"
 
 
 def claim(
@@ -330,7 +353,8 @@ def _finish(
         params |= {"changes": _text(rest), **_tail([finish.job.id for finish in finishes])}
     if plain and rest:
         sections = ("lock_jobs", *sections)
-    return Op("finish", sections, params, _recorded, follow=lambda answer: _settle(finishes, answer))
+    wakes = any(change["state"] == "ready" for change in rest)
+    return Op("finish", sections, params, _recorded, wakes=wakes, follow=lambda answer: _settle(finishes, answer))
 
 
 def release(jobs: Iterable[Claimed], *, now: int | None = None) -> Op[dict[str, Verdict]]:
@@ -370,7 +394,13 @@ def _change(job: Claimed, change: Change) -> dict[str, Any]:
         "kind": error and _clean(error.kind),
         "error": error and _clean(f"{error.kind}: {error.message}"),
         "traceback": error and _clean(error.traceback),
+        "crashed": int(change.crashed),
+        "parked": job.envelope.schema_version if _parks(change) else None,
     }
+
+
+def _parks(change: Change) -> bool:
+    return change.state is State.WAITING and (change.reason or "").startswith(PARKED)
 
 
 def _without_texts(change: dict[str, Any]) -> dict[str, Any]:
@@ -386,11 +416,17 @@ def _settle(finishes: Sequence[Finish], answer: dict[str, Verdict]) -> Op[dict[s
     if len(answer) == len(finishes):
         return None
 
-    def read(rows: Rows) -> dict[str, Verdict]:
-        return answer | {job_id: Verdict(verdict) for job_id, verdict in rows}
+    op = settle(Held(job.id, job.token) for job, _ in finishes if job.id not in answer)
+    return replace(op, read=lambda rows: answer | op.read(rows))
 
-    missing = _held(Held(job.id, job.token) for job, _ in finishes if job.id not in answer)
-    return Op("settle", ("settle",), {"held": missing}, read, writes=False)
+
+def settle(held: Iterable[Held]) -> Op[dict[str, Verdict]]:
+    """Ask what became of jobs by their tokens: ended by them, vanished, or (still running, too) neither."""
+
+    def read(rows: Rows) -> dict[str, Verdict]:
+        return {job_id: Verdict(verdict) for job_id, verdict in rows}
+
+    return Op("settle", ("settle",), {"held": _held(held)}, read, writes=False)
 
 
 # Upkeep
@@ -412,7 +448,8 @@ def rescue(seen: Sequence[Sighting], *, now: int | None = None) -> Op[dict[str, 
     seen = list(dict.fromkeys(seen))
     records = [{"id": s.id, "token": s.token, "lease_until": s.lease_until} for s in seen]
     params = {"seen": _text(records), "now": now, **_tail([s.id for s in seen])}
-    return _repeatable("rescue", ("rescue", "crashed_attempts", *TAIL), params, _states, look="rescued")
+    sections = ("rescue", "crashed_attempts", *TAIL)
+    return _repeatable("rescue", sections, params, _states, look="rescued", wakes=True)
 
 
 def promote(queue: str, limit: int = 1000, *, now: int | None = None) -> Op[int]:
@@ -420,9 +457,28 @@ def promote(queue: str, limit: int = 1000, *, now: int | None = None) -> Op[int]
     return Op("promote", ("promote",), {"queue": queue, "limit": limit, "now": now}, len)
 
 
-def next_due(queue: str) -> Op[int | None]:
-    """Read when the next scheduled job of a queue is due."""
-    return Op("next_due", ("next_due",), {"queue": queue}, lambda rows: rows[0][0], writes=False)
+def park(queue: str, limit: int = 1000, *, now: int | None = None) -> Op[int]:
+    """Set aside what stands at the head of a queue and no living worker that serves it knows; answers how many.
+
+    It looks at the first `limit` rows only, so it is asked again until it answers 0.
+    """
+    params = {"queue": queue, "limit": limit, "reason": f"{PARKED}no worker knows this task", "now": now}
+    return Op("park", ("park",), params, len)
+
+
+def wake(versions: Mapping[str, int], queues: Iterable[str], limit: int = 1000) -> Op[int]:
+    """Make parked jobs of these queues ready that a worker can run; answers how many.
+
+    `versions` are the tasks it knows, each with the newest schema version it understands. Said at every beat: a worker
+    that registers while another parks would otherwise not find what was parked at that moment.
+    """
+    params = {"versions": _text(dict(versions)), "queues": _text(sorted(queues)), "limit": limit}
+    return Op("wake", ("wake",), params, len, wakes=True)
+
+
+def next_due(queue: str, *, now: int | None = None) -> Op[int | None]:
+    """Read in how many milliseconds the next scheduled job of a queue is due; None: there is none."""
+    return Op("next_due", ("next_due",), {"queue": queue, "now": now}, lambda rows: rows[0][0], writes=False)
 
 
 def expirable(limit: int = 1000, *, now: int | None = None) -> Op[list[str]]:
@@ -490,7 +546,7 @@ def replay(
         "key_ttl_ms": key_ttl_ms,
         "now": now,
     }
-    return Op("replay", ("replay",), params, _replayed)
+    return Op("replay", ("replay",), params, _replayed, wakes=True)
 
 
 def _replayed(rows: Rows) -> list[Replayed]:
@@ -534,7 +590,7 @@ def pause(kind: str, name: str, *, by: str, why: str, until_ms: int | None = Non
 def resume(kind: str, name: str, *, by: str, why: str, now: int | None = None) -> Op[bool]:
     """Let a paused queue or task go on. False: it was not paused."""
     params = {"kind": _kind(kind), "name": name, "by": _clean(by), "why": _clean(why), "now": now}
-    return _repeatable("resume", ("resume",), params, bool, look="resumed")
+    return _repeatable("resume", ("resume",), params, bool, look="resumed", wakes=True)
 
 
 def paused(*, now: int | None = None) -> Op[list[Pause]]:
@@ -717,10 +773,17 @@ def clock() -> Op[int]:
 
 
 def _repeatable(
-    name: str, sections: tuple[str, ...], params: Mapping[str, Any], read: Callable[[Rows], T], *, look: str
+    name: str,
+    sections: tuple[str, ...],
+    params: Mapping[str, Any],
+    read: Callable[[Rows], T],
+    *,
+    look: str,
+    wakes: bool = False,
 ) -> Op[T]:
     """Make an operation that finds nothing left to do when repeated, and then looks for what it did before."""
-    return Op(name, sections, params, read, again=Op(name, (*sections, look), params, read))
+    again = Op(name, (*sections, look), params, read, wakes=wakes)
+    return replace(again, sections=sections, again=again)
 
 
 def _records(rows: Rows) -> list[JobRecord]:

@@ -2,6 +2,7 @@
 
 No session state and every name qualified, so that it runs behind PgBouncer in transaction mode. An operation of
 one statement is one round trip; a list goes as one pipeline in one transaction, which is one round trip too.
+Concurrent enqueues of one process are such a list, and share its commit.
 Connections are opened in the thread that needs one, so that whoever cannot get in is told at once, and why.
 """
 
@@ -14,30 +15,41 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, LiteralString
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, LiteralString, NamedTuple, TypeVar
 
+import msgspec
 import psycopg
-from psycopg import Connection, IsolationLevel, errors
+from psycopg import Connection, Cursor, IsolationLevel, errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
 from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 from duly.store import migrate, statements
-from duly.store.driver import Driver, Hook, Point
+from duly.store.driver import About, Driver, Hook, Point, Watch
+from duly.store.gather import Gathering, Outcome, Word
+from duly.store.listen import HINT, ListenWatch
 from duly.store.ops import Op, Rows
 
-MOST_CONNECTIONS = 3  # and one for what is urgent
+T = TypeVar("T")
+
+MOST_CONNECTIONS = 3  # the one to listen on among them, and one more for what is urgent
 IDLE_SECONDS = 60.0
+LEND_SECONDS = 1.0
 CONNECT_SECONDS = 2.0
 PREPARE_AFTER = 2
+BEGIN = "begin isolation level read committed"
 LOCK_TIMEOUT = "set local lock_timeout = '5s'"
+# What others wait for may not wait for long: it is run again alone.
+SHORT_LOCK_TIMEOUT = "set local lock_timeout = '100ms'"
 
 # The server rolled the transaction back and said so.
 ROLLBACK_PAUSES = (0.0, 0.02, 0.05, 0.1)
 ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected)
+# The server is well, and says that something else is in the way.
+IN_THE_WAY = (*ROLLED_BACK, errors.LockNotAvailable, errors.QueryCanceled)
 _abandoned: list[object] = []
 _drivers: weakref.WeakSet[PostgresDriver] = weakref.WeakSet()
 
@@ -53,10 +65,12 @@ class PostgresDriver(Driver):
         prepared: bool = True,
         connect_s: float = CONNECT_SECONDS,
         connections: int = MOST_CONNECTIONS,
+        listen_url: str | None = None,
         hook: Hook | None = None,
     ) -> None:
         super().__init__(hook=hook)
         self.url = url
+        self._listen_url = listen_url
         self.schema = schema
         self.where = describe(url)
         self._prepared = prepared
@@ -70,11 +84,113 @@ class PostgresDriver(Driver):
         # Beats have a connection of their own: a lease must not wait for other work.
         self._urgent = _Pool(self._connect, 1)
         self._threads: dict[bool, ThreadPoolExecutor] = {}
+        self._one_start = threading.Lock()
+        self._gathering = Gathering(self._commit_together, lost=self._lost, start=self._start)
         self._schema_checked = False
         self._read_committed = True
 
     def execute(self, op: Op[Any]) -> Rows:
-        """Run `op` once on a free connection."""
+        """Run `op` once: an enqueue together with others, what is not alone on a free connection."""
+        if self._gathers(op):
+            outcome = self._gathering.run(op)
+            if outcome is not Word.ALONE:
+                return _answer(outcome)
+        return self._execute_patiently(op)
+
+    async def aexecute(self, op: Op[Any]) -> Rows:
+        """Run `op` once on a thread of the driver's own; what is urgent has one that nothing else takes."""
+        if self._gathers(op):
+            outcome = await self._gathering.arun(op)
+            if outcome is not Word.ALONE:
+                return _answer(outcome)
+        return await asyncio.wrap_future(self._start(lambda: self._execute_patiently(op), urgent=op.urgent))
+
+    def _start(self, work: Callable[[], T], *, urgent: bool = False) -> Future[T]:
+        with self._one_start:
+            if urgent not in self._threads:
+                size = 1 if urgent else self._connections
+                self._threads[urgent] = ThreadPoolExecutor(size, thread_name_prefix="duly-postgres")
+            return self._threads[urgent].submit(work)
+
+    def close(self) -> None:
+        """Close every connection. The next operation opens one again."""
+        resting = [watch for watch in self._watches if watch.rest()]
+        with self._one_start:
+            threads, self._threads = self._threads, {}
+        for executor in threads.values():
+            executor.shutdown()
+        self._pool.close()
+        self._urgent.close()
+        for watch in resting:  # look for yourself, and arm again
+            watch.tell()
+
+    def abandon(self) -> None:
+        """Forget every connection without closing it, in a forked child: the parent still talks on it."""
+        _abandoned.extend((self._pool, self._urgent, self._threads, self._watches))
+        self._abandon_watches()
+        self._begin_afresh()
+
+    def about(self) -> About:
+        """Say which database this is and how it is set."""
+        try:
+            with self._pool.connection() as conn:
+                self._look_around(conn)
+                number = migrate.version(read_meta(conn, self.schema))
+                version, commit, fsync = _only(
+                    conn.execute(
+                        "select current_setting('server_version'), current_setting('synchronous_commit'), "
+                        "current_setting('fsync')"
+                    )
+                )
+        except psycopg.Error as error:
+            raise self._failed(error, "about", sent=False) from error
+        return About(
+            store="PostgreSQL",
+            where=self.where.removeprefix("PostgreSQL "),
+            engine=f"PostgreSQL {version.split()[0]}",
+            schema=f"{self.schema} {number}",
+            durability="fsync off" if fsync == "off" else "synchronous_commit off" if commit == "off" else "full",
+        )
+
+    def _watch(self, on_change: Callable[[], None]) -> Watch:
+        if self._listen_url is None and not self._prepared:
+            # Behind PgBouncer the flag would stay on a connection that is somebody else's next.
+            return Watch(self, on_change)
+        return ListenWatch(self, on_change, self)
+
+    @contextmanager
+    def listening(self) -> Iterator[Connection[Any]]:
+        """Open a connection to listen on, which takes one place of the pool's."""
+        try:
+            with (
+                self._pool.lent(),
+                psycopg.connect(
+                    _patient(self._listen_url or self.url, self._connect_s), autocommit=True, prepare_threshold=None
+                ) as conn,
+            ):
+                yield conn
+        except psycopg.Error:
+            self.failures += 1
+            raise
+
+    def _gathers(self, op: Op[Any]) -> bool:
+        return op.name == "enqueue" and self.hook is None
+
+    def _commit_together(self, batch: Sequence[Op[Any]]) -> Sequence[Outcome]:
+        """Commit enqueues as one. If they cannot be, each is run alone, so that only the guilty fails or waits."""
+        try:
+            return self._transact(batch, SHORT_LOCK_TIMEOUT)
+        except Exception as error:
+            if isinstance(error, AnswerLost | StoreUnavailable) and _is_down(error.__cause__):
+                return [_own(error) for _ in batch]
+            if len(batch) == 1 and not isinstance(error.__cause__ or error, (*ROLLED_BACK, errors.LockNotAvailable)):
+                return [error]
+            return [Word.ALONE] * len(batch)
+
+    def _lost(self, op: Op[Any], error: BaseException) -> Exception:
+        return AnswerLost(f"{op.name}: who sent it to {self.where} together with others was interrupted ({error!r})")
+
+    def _execute_patiently(self, op: Op[Any]) -> Rows:
         for pause in ROLLBACK_PAUSES:
             try:
                 return self._execute(op)
@@ -85,68 +201,100 @@ class PostgresDriver(Driver):
         except ROLLED_BACK as error:
             raise StoreUnavailable(f"{op.name}: {self.where} rolled it back each time ({error})") from error
 
-    async def aexecute(self, op: Op[Any]) -> Rows:
-        """Run `op` once on a thread of the driver's own; what is urgent has one that nothing else takes."""
-        if op.urgent not in self._threads:
-            size = 1 if op.urgent else self._connections
-            self._threads[op.urgent] = ThreadPoolExecutor(size, thread_name_prefix="duly-postgres")
-        return await asyncio.get_running_loop().run_in_executor(self._threads[op.urgent], self.execute, op)
-
-    def close(self) -> None:
-        """Close every connection. The next operation opens one again."""
-        while self._threads:
-            self._threads.popitem()[1].shutdown()
-        self._pool.close()
-        self._urgent.close()
-
-    def abandon(self) -> None:
-        """Forget every connection without closing it, in a forked child: the parent still talks on it."""
-        _abandoned.extend((self._pool, self._urgent, self._threads))
-        self._begin_afresh()
-
     def _execute(self, op: Op[Any]) -> Rows:
+        return self._transact([op], LOCK_TIMEOUT)[0]
+
+    def _transact(self, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
+        """Commit operations as one, and return the rows of each."""
         sent = False
+        first = batch[0]
         try:
             # Where a lost answer could not be asked for again, the connection is looked at first.
-            with (self._urgent if op.urgent else self._pool).connection(checked=op.once) as conn:
+            checked = any(op.once for op in batch)
+            with (self._urgent if first.urgent else self._pool).connection(checked=checked) as conn:
                 self._look_around(conn)
                 sent = True
-                return self._run(conn, op)
+                if self.hook is not None:
+                    return [self._run_with_hook(conn, op) for op in batch]
+                return self._run(conn, batch, lock_timeout)
         except ROLLED_BACK:
             raise
         except psycopg.Error as error:
-            raise translate(error, op.name, self.where, sent=sent and op.writes) from error
+            raise self._failed(error, first.name, sent=sent and first.writes) from error
 
-    def _run(self, conn: Connection[Any], op: Op[Any]) -> Rows:
-        work = [
-            (section, number, text)
-            for section in op.sections
-            for number, text in enumerate(statements.spell("postgres", section, "pyformat", self.schema))
-        ]
-        if self.hook is not None:
-            return self._run_with_hook(conn, op, work)
-        if len(work) == 1 and self._read_committed:
-            return _fetch(conn.execute(_trusted(work[0][2].sql), op.params, binary=True))
-        with conn.pipeline(), conn.transaction():
-            conn.execute(LOCK_TIMEOUT)
-            cursors = [conn.execute(_trusted(text.sql), op.params, binary=True) for _, _, text in work]
-        return [row for cursor in cursors for row in _fetch(cursor)]
+    def _failed(self, error: psycopg.Error, op: str, *, sent: bool) -> StoreError:
+        if _is_down(error):
+            self.failures += 1
+        return translate(error, op, self.where, sent=sent)
 
-    def _run_with_hook(
-        self, conn: Connection[Any], op: Op[Any], work: list[tuple[str, int, statements.Statement]]
-    ) -> Rows:
+    def _run(self, conn: Connection[Any], batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
+        work = self._work(batch)
+        wakes = any(op.wakes for op in batch)
+        alone = len(work) == 1 and self._read_committed
+        if alone and not wakes:
+            return [_fetch(conn.execute(work[0].sql, work[0].params, binary=True))]
+        rows: list[list[Any]] = [[] for _ in batch]
+        done: Cursor[Any] | None = None
+        cursors: list[Cursor[Any]] = []
+        try:
+            with conn.pipeline() as pipeline:
+                if not alone:
+                    conn.execute(BEGIN)
+                    conn.execute(lock_timeout)
+                cursors = [conn.execute(sql, params, binary=True) for _, sql, params in work]
+                done = cursors[0] if alone else conn.execute("commit")
+                if wakes:
+                    # A sync that nobody waits for: what follows is a transaction of its own.
+                    pipeline.command_queue.append(conn.pgconn.pipeline_sync)
+                    pipeline.result_queue.append(None)
+                    conn.execute(HINT)
+        except psycopg.Error as error:
+            if done is None or done.pgresult is None:
+                raise _first(error) from None
+            # Only the hint failed.
+        for (place, _, _), cursor in zip(work, cursors, strict=True):
+            rows[place] += _fetch(cursor)
+        return rows  # type: ignore[return-value]
+
+    def _work(self, batch: Sequence[Op[Any]]) -> list[_Line]:
+        """List the statements of a batch. Plain enqueues with the same terms become one, which has no rows."""
+        merged: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+        lines: list[_Line] = []
+        for place, op in sorted(enumerate(batch), key=_keys_in_order) if len(batch) > 1 else enumerate(batch):
+            if op.sections == ("enqueue",) and len(batch) > 1:
+                terms = tuple((name, value) for name, value in op.params.items() if name != "jobs")
+                merged.setdefault(terms, []).append(op.params["jobs"][1:-1])
+            else:
+                lines += (
+                    _Line(place, _trusted(text.sql), op.params)
+                    for section in op.sections
+                    for text in self._spell(section)
+                )
+        for same, jobs in merged.items():
+            params = {**dict(same), "jobs": f"[{','.join(filter(None, jobs))}]"}
+            lines += (_Line(0, _trusted(text.sql), params) for text in self._spell("enqueue"))
+        return lines
+
+    def _run_with_hook(self, conn: Connection[Any], op: Op[Any]) -> Rows:
         """Run statement by statement, so that the hook stands between them."""
         hook = self.hook
         assert hook is not None
         rows: list[Any] = []
         with conn.transaction():
-            for section, number, text in work:
-                hook(Point("before", op.name, section, number))
-                rows += _fetch(conn.execute(_trusted(text.sql), op.params, binary=True))
-                hook(Point("after", op.name, section, number))
+            for section in op.sections:
+                for number, text in enumerate(self._spell(section)):
+                    hook(Point("before", op.name, section, number))
+                    rows += _fetch(conn.execute(_trusted(text.sql), op.params, binary=True))
+                    hook(Point("after", op.name, section, number))
             hook(Point("before", op.name, "commit", 0))
         hook(Point("after", op.name, "commit", 0))
+        if op.wakes:
+            with suppress(psycopg.Error):
+                conn.execute(HINT)
         return rows
+
+    def _spell(self, section: str) -> tuple[statements.Statement, ...]:
+        return statements.spell("postgres", section, "pyformat", self.schema)
 
     def _connect(self) -> Connection[Any]:
         conn = psycopg.connect(
@@ -171,17 +319,36 @@ class PostgresDriver(Driver):
             self._schema_checked = True
 
 
+class _Line(NamedTuple):
+    """One statement of a batch, and whose answer its rows are."""
+
+    place: int
+    sql: LiteralString
+    params: Mapping[str, Any]
+
+
+def _keys_in_order(numbered: tuple[int, Op[Any]]) -> tuple[str, str]:
+    """Sort enqueues by their keys: two processes that reserve the same ones do not wait for each other in a circle."""
+    op = numbered[1]
+    if "key_ttl_ms" not in op.params:
+        return "", ""
+    jobs = msgspec.json.decode(op.params["jobs"])
+    return op.params["task"], jobs[0]["key"] if jobs else ""
+
+
 class _Pool:
     """A few connections, opened when needed and handed out one by one."""
 
     def __init__(self, connect: Callable[[], Connection[Any]], size: int) -> None:
         self._connect = connect
-        self._free = threading.BoundedSemaphore(size)
+        self._size = size
+        self._taken = 0
+        self._freed = threading.Condition()
         self._idle: deque[tuple[float, Connection[Any]]] = deque()
 
     @contextmanager
     def connection(self, *, checked: bool = False) -> Iterator[Connection[Any]]:
-        with self._free:
+        with self._place():
             conn = self._take(checked)
             try:
                 yield conn
@@ -190,10 +357,44 @@ class _Pool:
                 self.close()
                 raise
             finally:
-                if conn.info.transaction_status == TransactionStatus.IDLE:
+                if conn.info.transaction_status == TransactionStatus.IDLE and self._taken <= self._size:
                     self._idle.append((time.monotonic(), conn))
                 else:
                     conn.close()
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        with self._freed:
+            while self._taken >= self._size:
+                self._freed.wait()
+            self._taken += 1
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._taken -= 1
+                self._freed.notify()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Do with one place less while a connection of another kind is open. The last place is never lent."""
+        with self._freed:
+            lent = self._size > 1
+            self._size -= lent
+            # They may all be at work.
+            self._freed.wait_for(lambda: self._taken <= self._size, LEND_SECONDS)
+        while len(self._idle) + self._taken > self._size:
+            for _, conn in self._drained():
+                conn.close()
+                break
+            else:
+                break
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._size += lent
+                self._freed.notify()
 
     def _take(self, checked: bool) -> Connection[Any]:
         for since, conn in self._drained():
@@ -238,8 +439,37 @@ def _alive(conn: Connection[Any]) -> bool:
     return True
 
 
-def _fetch(cursor: psycopg.Cursor[Any]) -> Rows:
+def _fetch(cursor: Cursor[Any]) -> Rows:
     return cursor.fetchall() if cursor.description else []
+
+
+def _only(cursor: Cursor[Any]) -> Any:
+    return cursor.fetchall()[0]
+
+
+def _answer(outcome: Outcome) -> Rows:
+    if isinstance(outcome, Exception):
+        raise outcome
+    assert not isinstance(outcome, Word)
+    return outcome
+
+
+def _own(error: StoreError) -> StoreError:
+    """Give everybody of a batch an error of its own to raise."""
+    own = type(error)(str(error))
+    own.__cause__ = error.__cause__
+    return own
+
+
+def _first(error: psycopg.Error) -> psycopg.Error:
+    """Give the error that aborted a pipeline; those of the statements after it can hide it."""
+    hidden = error.__context__
+    return hidden if isinstance(error, errors.PipelineAborted) and isinstance(hidden, psycopg.Error) else error
+
+
+def _is_down(error: BaseException | None) -> bool:
+    """Tell whether the server cannot be reached, or cannot be written to."""
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(error, IN_THE_WAY)
 
 
 def _trusted(sql: str) -> LiteralString:

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,7 +35,8 @@ from duly.errors import (
     StoreUnavailable,
 )
 from duly.store import migrate, statements
-from duly.store.driver import Driver, Hook, Point
+from duly.store.driver import About, Driver, Hook, Point
+from duly.store.inotify import FileWatch
 from duly.store.ops import Op, Rows
 
 log = logging.getLogger("duly.store.sqlite")
@@ -49,6 +50,7 @@ CHECKPOINT_SECONDS = 4.0
 CHECKPOINT_REST_SECONDS = 30.0
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 MOST_AT_ONCE = 256
+WATCH_BUSY_SECONDS = 0.1
 
 # Connections that a forked child inherited. They belong to the parent: using or closing one here would drop its locks.
 _abandoned: list[object] = []
@@ -71,11 +73,17 @@ class SQLiteDriver(Driver):
     ) -> None:
         super().__init__(hook=hook)
         self.path = Path(path).absolute()
+        self._resting: list[FileWatch] = []
         self._durability = durability
         self._network_ok = network_ok
         self._busy_s = busy_s
         self._begin_afresh()
         _drivers.add(self)
+
+    @property
+    def wal(self) -> str:
+        """Where the WAL is: SQLite puts it beside the file that a link leads to."""
+        return f"{os.path.realpath(self.path)}-wal"
 
     def _begin_afresh(self) -> None:
         self._opening = threading.Lock()
@@ -106,8 +114,19 @@ class SQLiteDriver(Driver):
         """Finish what was handed in, then close the file. The next operation opens it again."""
         with self._opening:
             self._close()
+        self._go_on_watching()
+
+    def about(self) -> About:
+        """Say which file this is and how it is set."""
+        with self._reader() as conn:
+            try:
+                schema = migrate.version(read_meta(conn))
+            except sqlite3.Error as error:
+                raise self.failed(error, "about") from error
+        return About("SQLite", str(self.path), f"SQLite {sqlite3.sqlite_version}", str(schema), self._durability)
 
     def _close(self) -> None:
+        self._resting += [watch for watch in self._watches if isinstance(watch, FileWatch) and watch.rest()]
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.stop()
@@ -130,13 +149,43 @@ class SQLiteDriver(Driver):
     def after_fork(self) -> None:
         """Let the file be opened again, in the parent."""
         self._opening.release()
+        self._go_on_watching()
+
+    def _go_on_watching(self) -> None:
+        """Have those that were armed look for themselves, and arm again."""
+        resting, self._resting = self._resting, []
+        for watch in resting:
+            watch.tell()
 
     def mind_wal(self) -> None:
         """Have the WAL checkpointed if it has grown, after a commit that was not ours."""
-        self._open().mind_wal()
+        if is_long(self.wal):
+            self._open().mind_wal()
+
+    def _watch(self, on_change: Callable[[], None]) -> FileWatch:
+        return FileWatch(self, on_change, wal=self.wal, look=self._look, opening=self._opened)
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Keep the file from being closed; it may be one that cannot be used."""
+        with suppress(DulyError):
+            self._open()
+        with self._opening:
+            yield
+
+    def _look(self) -> _Sight | None:
+        """Open a connection for a watch; None while the file cannot be used: others tell of that."""
+        if self._writer is None:
+            return None
+        try:
+            return _Sight(self.connect(busy_s=WATCH_BUSY_SECONDS), self.path)
+        except (DulyError, OSError):
+            return None
 
     def abandon(self) -> None:
         """Forget every handle without closing it, in a forked child."""
+        self._abandon_watches()
+        self._resting.clear()
         if self._writer is not None:
             _abandoned.append(self._writer)
         _abandoned.extend(self._readers)
@@ -157,7 +206,14 @@ class SQLiteDriver(Driver):
             try:
                 return self.run_on(conn, op)
             except Exception as error:
-                raise translate(error, op.name, self.path) from error
+                raise self.failed(error, op.name) from error
+
+    def failed(self, error: Exception, op: str, *, committing: bool = False) -> Exception:
+        """Translate what was raised, and count when the file could not be used."""
+        failure = translate(error, op, self.path, committing=committing)
+        if isinstance(failure, StoreUnavailable | AnswerLost):
+            self.failures += 1
+        return failure
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
@@ -178,23 +234,24 @@ class SQLiteDriver(Driver):
                 self._reading -= 1
                 self._read_ended.notify_all()
 
-    def connect(self) -> sqlite3.Connection:
+    def connect(self, *, busy_s: float | None = None) -> sqlite3.Connection:
         """Open a connection the way all of ours are opened."""
+        busy_s = self._busy_s if busy_s is None else busy_s
         try:
             conn = sqlite3.connect(
                 self.path,
-                timeout=self._busy_s,
+                timeout=busy_s,
                 isolation_level=None,
                 check_same_thread=False,
                 cached_statements=512,
             )
             with _closed_on_failure(conn):
-                _patiently(conn, "pragma journal_mode = wal", self._busy_s)
+                _patiently(conn, "pragma journal_mode = wal", busy_s)
                 conn.execute(f"pragma synchronous = {self._durability}")
                 conn.execute("pragma wal_autocheckpoint = 0")
                 conn.execute("pragma cache_size = -16000")
         except sqlite3.Error as error:
-            raise translate(error, "open", self.path) from error
+            raise self.failed(error, "open") from error
         return conn
 
     def run_on(self, conn: sqlite3.Connection, op: Op[Any]) -> Rows:
@@ -216,7 +273,7 @@ class _Writer:
 
     def __init__(self, driver: SQLiteDriver) -> None:
         self._driver = driver
-        self._wal = f"{os.path.realpath(driver.path)}-wal"  # SQLite puts it beside the file that a link leads to
+        self._wal = driver.wal
         self._conn = driver.connect()
         with _closed_on_failure(self._conn):
             bring_up_to_date(self._conn, driver.path)
@@ -263,9 +320,8 @@ class _Writer:
 
     def mind_wal(self) -> None:
         """Wake the checkpointer if the WAL has grown."""
-        with suppress(OSError):  # no WAL yet
-            if os.stat(self._wal).st_size >= CHECKPOINT_BYTES:
-                self._checkpoint.set()
+        if is_long(self._wal):
+            self._checkpoint.set()
 
     def _write(self) -> None:
         while batch := self._take():
@@ -304,7 +360,7 @@ class _Writer:
                     self._commit([one])
                 return
             for op, future in batch:
-                failure = translate(error, op.name, self._driver.path, committing=committing)
+                failure = self._driver.failed(error, op.name, committing=committing)
                 failure.__cause__ = error if failure is not error else None
                 future.set_exception(failure)
         else:
@@ -346,6 +402,45 @@ class _Writer:
             self._stopped.wait(CHECKPOINT_REST_SECONDS)
         if conn is not None:
             conn.close()
+
+
+class _Sight:
+    """What a watch sees of the file."""
+
+    def __init__(self, conn: sqlite3.Connection, path: Path) -> None:
+        self._conn = conn
+        self._path = path
+        self._file = self._identity()
+
+    def version(self) -> int | None:
+        """Read the counter that every commit of another connection changes. None: it cannot be read."""
+        try:
+            return int(self._conn.execute("pragma data_version").fetchone()[0])
+        except sqlite3.Error:
+            return None
+
+    def is_stale(self) -> bool:
+        """Tell whether the file has been replaced by another."""
+        return self._file != self._identity()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._conn.close()
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+def is_long(wal: str) -> bool:
+    """Tell whether a WAL has grown so long that it is to be checkpointed."""
+    try:
+        return os.stat(wal).st_size >= CHECKPOINT_BYTES
+    except OSError:  # there is none yet
+        return False
 
 
 @contextmanager

@@ -8,7 +8,8 @@
 -- compared by `is not distinct from`, because by its index each would find all the jobs of its claim.
 
 -- name: enqueue
--- Repeated while the job is live, it changes nothing; `undo_finished` follows where it may have ended since.
+-- Repeated while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
+-- that lost its lease (`hold_parent`) adds nothing either.
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
@@ -20,7 +21,19 @@ select id, :task, :queue, :priority::int,
        :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text
   from clock
  cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text)
+ where :parent_token::bigint is null
+    or exists (
+       select 1 from duly.duly_job
+        where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running')
     on conflict (id) do nothing;
+
+-- name: hold_parent
+-- A handler enqueues while it holds its own job, or not at all. Answers a row if it does. Differs from SQLite: the row is
+-- held to the end, so that nobody takes the job in between.
+select 1 as held
+  from duly.duly_job
+ where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running'
+   for share;
 
 -- name: lock_jobs
 -- For lists that would otherwise lock jobs in two goes, or keys before jobs: whoever ends a job has locked it and
@@ -41,6 +54,10 @@ insert into duly.duly_key (task, key, job_id, state, fingerprint)
 select distinct on (key) :task::text, key, id, 'live', fingerprint
   from rows from (json_to_recordset(:jobs::json) as (id uuid, key text, fingerprint text)) with ordinality
        as input (id, key, fingerprint, place)
+ where :parent_token::bigint is null
+    or exists (
+       select 1 from duly.duly_job
+        where duly_job.id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running')
  order by key, place
     on conflict (task, key) do update
    set job_id = excluded.job_id, state = 'live', fingerprint = excluded.fingerprint,
@@ -138,16 +155,16 @@ taken as (
            progress_message = null, reason = null
      where id = any (array(select id from ready union all select id from due))
     returning id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at
+              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
 )
 select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text
   from (select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
           from taken
          union all
         select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
           from duly.duly_job
          where token = :token::bigint) as held
  order by priority desc, due_at, id;
@@ -257,10 +274,10 @@ returning id::text;
 -- cancel does not come back for another attempt.
 with clock as materialized (select :now as now),
 change as materialized (
-    select id, token, state, ending, after_ms, give_back, result, reason, kind, error
+    select id, token, state, ending, after_ms, give_back, result, reason, kind, error, crashed, parked
       from json_to_recordset(:changes::json) as change (
            id uuid, token bigint, state text, ending int, after_ms bigint, give_back int, result text, reason text,
-           kind text, error text)
+           kind text, error text, crashed int, parked bigint)
 ),
 mine as materialized (
     select duly_job.id
@@ -273,11 +290,16 @@ mine as materialized (
 update duly.duly_job
    set state = case when cancel_requested_at is not null and ending = 0 then 'cancelled' else change.state end,
        finished_at = case when cancel_requested_at is not null or ending = 1 then now end,
-       due_at = case when change.state = 'ready' or ending = 1 then due_at else now + after_ms end,
-       -- It has started, and a snooze gives its attempt back: from here on nothing is left to expire.
-       expires_at = case when change.state in ('scheduled', 'waiting') then null else expires_at end,
+       due_at = case when change.state = 'ready' or ending = 1 or parked is not null then due_at
+                     else now + after_ms end,
+       -- It has started, and a snooze gives its attempt back: from here on nothing is left to expire. What is
+       -- parked has not started.
+       expires_at = case when change.state in ('scheduled', 'waiting') and parked is null then null
+                         else expires_at end,
        attempt = attempt - give_back,
-       suspect = change.state = 'ready' and suspect,
+       crashes = crashes + crashed,
+       suspect = (change.state = 'ready' or parked is not null) and (suspect or crashed = 1),
+       parked_version = parked,
        result = change.result,
        reason = case when cancel_requested_at is not null and ending = 0 then 'cancelled on request'
                      else coalesce(change.reason, kind) end,
@@ -290,8 +312,10 @@ returning duly_job.id::text;
 -- name: failed_attempts
 -- The attempt is named: a token that has given its attempt back before has none that could fail.
 insert into duly.duly_attempt (job_id, attempt, at, worker, outcome, error, traceback)
-select duly_job.id, duly_job.attempt, :now, worker, 'failed', change.error, change.traceback
-  from json_to_recordset(:changes::json) as change (id uuid, token bigint, attempt int, error text, traceback text)
+select duly_job.id, duly_job.attempt, :now, worker, case when crashed = 1 then 'crashed' else 'failed' end,
+       change.error, change.traceback
+  from json_to_recordset(:changes::json) as change (
+       id uuid, token bigint, attempt int, error text, traceback text, crashed int)
   join duly.duly_job on duly_job.id = change.id
  where duly_job.id = any (array(select id from json_to_recordset(:changes::json) as change (id uuid)))
    and last_token = change.token and duly_job.attempt = change.attempt and duly_job.state <> 'running'
@@ -320,17 +344,18 @@ select id::text, token, lease_until, lease_ms, worker
  limit :limit::int;
 
 -- name: rescue
--- Only rows still running, still that token, still the lease end that was seen, still expired. A crash counts
--- only while the job ran alone, so that no neighbour dies of it. The token is kept negated: asked again, the rescue
--- knows its own, and the worker that comes back is told that it lost. Differs from SQLite: a row that somebody has
--- locked is being extended or finished at this moment, and is left alone.
+-- Only rows still running, still that token, still the lease end that was seen, still expired. A crash counts only
+-- while the job ran alone, so that no neighbour dies of it, and in the worker itself: the death of a child is seen by its
+-- worker. The token is kept negated: asked again, the rescue knows its own, and the worker that comes back is told that
+-- it lost. Differs from SQLite: a row that somebody has locked is being extended or finished at this moment, and is left
+-- alone.
 with clock as materialized (select :now as now),
 seen as materialized (
     select id, token, lease_until
       from json_to_recordset(:seen::json) as seen (id uuid, token bigint, lease_until bigint)
 ),
 expired as materialized (
-    select duly_job.id
+    select duly_job.id, (suspect and worker not like '%/child')::int as crashed
       from seen
       join duly.duly_job on duly_job.id = seen.id and duly_job.token is not distinct from seen.token
        and duly_job.lease_until = seen.lease_until
@@ -342,17 +367,18 @@ expired as materialized (
 )
 update duly.duly_job
    set state = case when cancel_requested_at is not null then 'cancelled'
-                    when crashes + suspect::int >= 3 or attempt >= max_attempts then 'dead'
+                    when crashes + crashed >= 3 or attempt >= max_attempts then 'dead'
                     else 'ready' end,
-       finished_at = case when cancel_requested_at is not null or crashes + suspect::int >= 3
-                            or attempt >= max_attempts then (select now from clock) end,
+       finished_at = case when cancel_requested_at is not null or crashes + crashed >= 3 or attempt >= max_attempts
+                          then (select now from clock) end,
        reason = case when cancel_requested_at is not null then 'cancelled on request'
-                     when crashes + suspect::int >= 3 then 'killed its worker'
+                     when crashes + crashed >= 3 then 'killed its worker'
                      when attempt >= max_attempts then 'worker lost on the last attempt' end,
        error = 'worker ' || worker || ' stopped beating',
-       crashes = crashes + suspect::int, suspect = true, token = null, lease_until = null, last_token = -token
- where id = any (array(select id from expired))
-returning id::text, state;
+       crashes = crashes + crashed, suspect = true, token = null, lease_until = null, last_token = -token
+  from expired
+ where duly_job.id = expired.id and duly_job.id = any (array(select id from expired))
+returning duly_job.id::text, state;
 
 -- name: crashed_attempts
 insert into duly.duly_attempt (job_id, attempt, at, worker, outcome, error)
@@ -391,7 +417,7 @@ returning id::text;
 with clock as materialized (select :now as now),
 due as materialized (
     select id from duly.duly_job
-     where state = 'waiting' and queue = :queue and due_at <= (select now from clock)
+     where state = 'waiting' and parked_version is null and queue = :queue and due_at <= (select now from clock)
      order by due_at
      limit :limit::int
        for update skip locked
@@ -401,10 +427,87 @@ update duly.duly_job
  where id = any (array(select id from due))
 returning id::text;
 
+-- name: park
+-- Of the head of the queue, what no worker that serves it knows. The rest is not looked at, so that this costs the same
+-- however long the queue is. Where nobody serves the queue, there is nobody to spare. Differs from SQLite: only what is
+-- to be parked is locked, so that claimers can have the rest meanwhile, and judged again as it then is.
+with clock as materialized (select :now as now),
+known as materialized (
+    select tasks
+      from duly.duly_worker, clock
+     where seen_at > now - 3 * beat_ms and queues::jsonb ? :queue
+),
+ready as materialized (
+    select id, task
+      from duly.duly_job
+     where state = 'ready' and queue = :queue and suspect = false
+     order by priority desc, due_at, id
+     limit :limit::int
+),
+suspects as materialized (
+    select id, task
+      from duly.duly_job
+     where state = 'ready' and queue = :queue and suspect = true
+     order by priority desc, due_at, id
+     limit :limit::int
+),
+due as materialized (
+    select id, task
+      from duly.duly_job
+     where state = 'scheduled' and queue = :queue and due_at <= (select now from clock)
+     order by due_at, id
+     limit :limit::int
+),
+unknown as materialized (
+    select id
+      from (select id, task from ready
+             union all
+            select id, task from suspects
+             union all
+            select id, task from due) as head
+     where exists (select 1 from known)
+       and task not in (select json_array_elements_text(tasks::json) from known)
+),
+locked as materialized (
+    select id
+      from duly.duly_job
+     where id = any (array(select id from unknown))
+       and (state = 'ready' or state = 'scheduled' and due_at <= (select now from clock))
+     order by id
+       for update skip locked
+)
+update duly.duly_job
+   set state = 'waiting', reason = :reason, parked_version = coalesce((envelope::json ->> 'schema_version')::bigint, 1)
+ where id = any (array(select id from locked))
+returning id::text;
+
+-- name: wake
+-- It keeps the due time it was parked with, and so its place.
+with parked as materialized (
+    select job.id
+      from json_each_text(:versions::json) as knows (task, version)
+     cross join json_array_elements_text(:queues::json) as serves (queue)
+     cross join lateral (
+           select id
+             from duly.duly_job
+            where duly_job.queue = serves.queue and duly_job.task = knows.task
+              and parked_version <= knows.version::bigint and state = 'waiting'
+            limit :limit::int
+              for update skip locked) as job
+     limit :limit::int
+)
+update duly.duly_job
+   set state = 'ready', reason = null, parked_version = null
+ where id = any (array(select id from parked))
+returning id::text;
+
 -- name: next_due
-select min(due_at) as next_due
-  from duly.duly_job
- where state = 'scheduled' and queue = :queue;
+-- What is overdue is not waited for: who could have claimed it would have. It may have become due a moment ago, though.
+-- Differs from SQLite: beside a `with` the least would not be read off the index, but sought among all.
+select (select min(due_at)
+          from duly.duly_job
+         where state = 'scheduled' and queue = :queue and due_at > now - 50) - now as due_in_ms
+  from (select :now as now offset 0) as clock;
 
 -- name: cancel
 -- A job that runs is only asked, so that no effect is forgotten. Differs from SQLite: the row is locked before

@@ -41,6 +41,11 @@ values (:id::text, :host, :pid::int, :queues, :tasks, :beat_ms::bigint, :now, :n
     on conflict (id) do update
    set queues = excluded.queues, tasks = excluded.tasks, beat_ms = excluded.beat_ms, seen_at = excluded.seen_at;
 
+-- name: notify
+-- Part of the caller's transaction, so workers hear of it when it commits, and not before.
+with told as materialized (select pg_notify('duly', '')::text as told)
+select 1 as told from told where told is null;
+
 -- name: leave
 delete from duly.duly_worker
  where id = :id;

@@ -5,7 +5,8 @@
 -- changes between the statements of a list; where PostgreSQL needs a lock or a guard for that, its file says so.
 
 -- name: enqueue
--- Repeated while the job is live, it changes nothing; `undo_finished` follows where it may have ended since.
+-- Repeated while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
+-- that lost its lease (`hold_parent`) adds nothing either.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
     lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
@@ -14,8 +15,15 @@ select value ->> 'id', :task, :queue, :priority,
        value ->> 'payload', value ->> 'envelope', :max_attempts, :now, coalesce(:due_at, :now + :delay_ms),
        coalesce(:expires_at, :now + :expires_ms), :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead
   from json_each(:jobs)
- where true
+ where :parent_token is null
+    or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running')
     on conflict (id) do nothing;
+
+-- name: hold_parent
+-- A handler enqueues while it holds its own job, or not at all. Answers a row if it does.
+select 1 as held
+  from duly_job
+ where id = :parent_id and token = :parent_token and state = 'running';
 
 -- name: lock_jobs
 -- Only PostgreSQL has something to lock.
@@ -28,7 +36,8 @@ select value as id
 insert into duly_key (task, key, job_id, state, fingerprint)
 select :task, value ->> 'key', value ->> 'id', 'live', value ->> 'fingerprint'
   from json_each(:jobs)
- where true
+ where :parent_token is null
+    or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running')
     on conflict (task, key) do update
    set job_id = excluded.job_id, state = 'live', fingerprint = excluded.fingerprint,
        result = null, result_dropped = 0, expires_at = null
@@ -113,7 +122,7 @@ update duly_job
        lease_until = :now + lease_ms, heartbeat_at = null, progress = null, progress_message = null, reason = null
  where id in (select id from ready union all select id from due);
 select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
   from duly_job
  where token = :token
  order by priority desc, due_at, id;
@@ -184,11 +193,16 @@ returning id;
 update duly_job
    set state = case when cancel_requested_at is not null and ending = 0 then 'cancelled' else new_state end,
        finished_at = case when cancel_requested_at is not null or ending = 1 then :now end,
-       due_at = case when new_state = 'ready' or ending = 1 then due_at else :now + after_ms end,
-       -- It has started, and a snooze gives its attempt back: from here on nothing is left to expire.
-       expires_at = case when new_state in ('scheduled', 'waiting') then null else expires_at end,
+       due_at = case when new_state = 'ready' or ending = 1 or new_parked is not null then due_at
+                     else :now + after_ms end,
+       -- It has started, and a snooze gives its attempt back: from here on nothing is left to expire. What is
+       -- parked has not started.
+       expires_at = case when new_state in ('scheduled', 'waiting') and new_parked is null then null
+                         else expires_at end,
        attempt = attempt - give_back,
-       suspect = case when new_state = 'ready' then suspect else 0 end,
+       crashes = crashes + crashed,
+       suspect = case when new_state = 'ready' or new_parked is not null then max(suspect, crashed) else 0 end,
+       parked_version = new_parked,
        result = new_result,
        reason = case when cancel_requested_at is not null and ending = 0 then 'cancelled on request'
                      else coalesce(new_reason, new_kind) end,
@@ -197,7 +211,7 @@ update duly_job
   from (select value ->> 'id' as changed_id, value ->> 'token' as held_token, value ->> 'state' as new_state,
                value ->> 'ending' as ending, value ->> 'after_ms' as after_ms, value ->> 'give_back' as give_back,
                value ->> 'result' as new_result, value ->> 'reason' as new_reason, value ->> 'kind' as new_kind,
-               value ->> 'error' as new_error
+               value ->> 'error' as new_error, value ->> 'crashed' as crashed, value ->> 'parked' as new_parked
           from json_each(:changes)) as change
  where duly_job.id = changed_id and token = held_token and duly_job.state = 'running'
 returning id;
@@ -205,7 +219,8 @@ returning id;
 -- name: failed_attempts
 -- The attempt is named: a token that has given its attempt back before has none that could fail.
 insert into duly_attempt (job_id, attempt, at, worker, outcome, error, traceback)
-select duly_job.id, attempt, :now, worker, 'failed', value ->> 'error', value ->> 'traceback'
+select duly_job.id, attempt, :now, worker, case when value ->> 'crashed' then 'crashed' else 'failed' end,
+       value ->> 'error', value ->> 'traceback'
   from json_each(:changes)
  cross join duly_job on duly_job.id = value ->> 'id'
  where last_token = value ->> 'token' and attempt = value ->> 'attempt' and duly_job.state <> 'running'
@@ -232,22 +247,25 @@ select id, token, lease_until, lease_ms, worker
  limit :limit;
 
 -- name: rescue
--- Only rows still running, still that token, still the lease end that was seen, still expired. A crash counts
--- only while the job ran alone, so that no neighbour dies of it. The token is kept negated: asked again, the rescue
--- knows its own, and the worker that comes back is told that it lost.
+-- Only rows still running, still that token, still the lease end that was seen, still expired. A crash counts only
+-- while the job ran alone, so that no neighbour dies of it, and in the worker itself: the death of a child is seen by its
+-- worker. The token is kept negated: asked again, the rescue knows its own, and the worker that comes back is told that
+-- it lost.
 update duly_job
    set state = case when cancel_requested_at is not null then 'cancelled'
-                    when crashes + suspect >= 3 or attempt >= max_attempts then 'dead'
+                    when crashes + crashed >= 3 or attempt >= max_attempts then 'dead'
                     else 'ready' end,
-       finished_at = case when cancel_requested_at is not null or crashes + suspect >= 3 or attempt >= max_attempts
+       finished_at = case when cancel_requested_at is not null or crashes + crashed >= 3 or attempt >= max_attempts
                           then :now end,
        reason = case when cancel_requested_at is not null then 'cancelled on request'
-                     when crashes + suspect >= 3 then 'killed its worker'
+                     when crashes + crashed >= 3 then 'killed its worker'
                      when attempt >= max_attempts then 'worker lost on the last attempt' end,
        error = 'worker ' || worker || ' stopped beating',
-       crashes = crashes + suspect, suspect = 1, token = null, lease_until = null, last_token = -token
-  from (select value ->> 'id' as seen_id, value ->> 'token' as seen_token, value ->> 'lease_until' as seen_until
-          from json_each(:seen)) as seen
+       crashes = crashes + crashed, suspect = 1, token = null, lease_until = null, last_token = -token
+  from (select value ->> 'id' as seen_id, value ->> 'token' as seen_token, value ->> 'lease_until' as seen_until,
+               suspect and worker not like '%/child' as crashed
+          from json_each(:seen)
+         cross join duly_job on duly_job.id = value ->> 'id') as seen
  where duly_job.id = seen_id and state = 'running' and token = seen_token and lease_until = seen_until
    and (lease_until <= :now or lease_until > :now + lease_ms + 2 * (lease_ms / 3))
 returning id, state;
@@ -285,15 +303,72 @@ update duly_job
    set state = 'ready', reason = 'timed out'
  where id in (
        select id from duly_job
-        where state = 'waiting' and queue = :queue and due_at <= :now
+        where state = 'waiting' and parked_version is null and queue = :queue and due_at <= :now
         order by due_at
         limit :limit)
 returning id;
 
+-- name: park
+-- Of the head of the queue, what no worker that serves it knows. The rest is not looked at, so that this costs the same
+-- however long the queue is. Where nobody serves the queue, there is nobody to spare.
+with known as materialized (
+    select tasks
+      from duly_worker
+     where seen_at > :now - 3 * beat_ms and exists (select 1 from json_each(queues) where value = :queue)
+),
+ready as materialized (
+    select id, task
+      from duly_job
+     where state = 'ready' and queue = :queue and suspect = 0
+     order by priority desc, due_at, id
+     limit :limit
+),
+suspects as materialized (
+    select id, task
+      from duly_job
+     where state = 'ready' and queue = :queue and suspect = 1
+     order by priority desc, due_at, id
+     limit :limit
+),
+due as materialized (
+    select id, task
+      from duly_job
+     where state = 'scheduled' and queue = :queue and due_at <= :now
+     order by due_at, id
+     limit :limit
+)
+update duly_job
+   set state = 'waiting', reason = :reason, parked_version = coalesce(envelope ->> 'schema_version', 1)
+ where exists (select 1 from known)
+   and id in (
+       select id
+         from (select id, task from ready
+                union all
+               select id, task from suspects
+                union all
+               select id, task from due)
+        where task not in (select value from known cross join json_each(tasks)))
+returning id;
+
+-- name: wake
+-- It keeps the due time it was parked with, and so its place.
+update duly_job
+   set state = 'ready', reason = null, parked_version = null
+ where id in (
+       select duly_job.id
+         from json_each(:versions) as knows
+        cross join json_each(:queues) as serves
+        cross join duly_job
+           on duly_job.queue = serves.value and duly_job.task = knows.key and parked_version <= knows.value
+        where state = 'waiting'
+        limit :limit)
+returning id;
+
 -- name: next_due
-select min(due_at) as next_due
+-- What is overdue is not waited for: who could have claimed it would have. It may have become due a moment ago, though.
+select min(due_at) - :now as due_in_ms
   from duly_job
- where state = 'scheduled' and queue = :queue;
+ where state = 'scheduled' and queue = :queue and due_at > :now - 50;
 
 -- name: cancel
 -- A job that runs is only asked, so that no effect is forgotten.

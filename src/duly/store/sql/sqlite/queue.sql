@@ -41,6 +41,11 @@ values (:id, :host, :pid, :queues, :tasks, :beat_ms, :now, :now)
     on conflict (id) do update
    set queues = excluded.queues, tasks = excluded.tasks, beat_ms = excluded.beat_ms, seen_at = excluded.seen_at;
 
+-- name: notify
+-- Only PostgreSQL has somebody to tell: here workers watch the file.
+select 1 as told
+ where false;
+
 -- name: leave
 delete from duly_worker
  where id = :id;

@@ -68,7 +68,7 @@ select id, at, name, job_id, subject, by, why, data
 -- name: why
 -- All gates of one job in one snapshot; the first that is shut is the answer.
 select job.id, job.task, job.queue, job.state, job.due_at, job.expires_at, job.attempt, job.max_attempts, job.worker,
-       job.lease_until, job.reason, job.error, job.suspect, :now as now,
+       job.lease_until, job.reason, job.error, job.suspect, job.parked_version, :now as now,
        queue_gate.paused_by as queue_paused_by, queue_gate.paused_why as queue_paused_why,
        queue_gate.paused_at as queue_paused_at, queue_gate.paused_until as queue_paused_until,
        task_gate.paused_by as task_paused_by, task_gate.paused_why as task_paused_why,
@@ -89,10 +89,11 @@ select job.id, job.task, job.queue, job.state, job.due_at, job.expires_at, job.a
            and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
          limit 10001)) as ahead
   from (select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
-               suspect, priority
+               suspect, parked_version, priority
           from duly_job where id = :id
          union all
-        select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, null, reason, error, 0, priority
+        select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, null, reason, error, 0, null,
+               priority
           from duly_done where id = :id) as job
   left join duly_queue as queue_gate
     on queue_gate.kind = 'queue' and queue_gate.name = job.queue and queue_gate.paused_at is not null

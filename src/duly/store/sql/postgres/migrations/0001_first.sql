@@ -44,6 +44,8 @@ create table duly.duly_job (
     due_at bigint,
     finished_at bigint,
     cancel_requested_at bigint,
+    -- Parked until a worker comes that knows its task in this schema version or a later one.
+    parked_version bigint,
     last_token bigint,
     token bigint,
     lease_until bigint,
@@ -56,6 +58,7 @@ create table duly.duly_job (
     state text not null,
     worker text,
     constraint a_key_has_its_terms check ((key is null) = (fingerprint is null) and (key is null) = (key_ttl_ms is null)),
+    constraint what_is_parked_waits check (parked_version is null or state not in ('scheduled', 'ready', 'running')),
     -- The shape of a row follows from its state. The two that are written most come first.
     constraint shape_of_its_state check (case state
         when 'running' then token is not null and lease_until is not null and finished_at is null
@@ -76,7 +79,8 @@ create table duly.duly_job (
 -- What a claim walks, in its order; suspects stand apart. Every other index is partial and small.
 create index duly_job_ready on duly.duly_job (queue, suspect, priority desc, due_at, id) where state = 'ready';
 create index duly_job_scheduled on duly.duly_job (queue, due_at, id) where state = 'scheduled';
-create index duly_job_waiting on duly.duly_job (due_at) where state = 'waiting';
+create index duly_job_waiting on duly.duly_job (due_at) where state = 'waiting' and parked_version is null;
+create index duly_job_parked on duly.duly_job (queue, task, parked_version) where parked_version is not null;
 -- Rescue reads all of it, recall one token. Beats change neither, so they leave it alone.
 create index duly_job_running on duly.duly_job (token) where token is not null;
 create index duly_job_expires on duly.duly_job (expires_at) where expires_at is not null;

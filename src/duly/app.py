@@ -1,0 +1,481 @@
+"""The app: where tasks are defined and jobs are enqueued, looked at, cancelled, replayed.
+
+Making one does no I/O: the database is opened by the first operation. Sync calls are plain, async ones have the prefix
+`a`; both are two lines over the same operation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast
+
+from duly import codec, keys, settings, store, tasks
+from duly.context import current, in_flight
+from duly.dead import Dead, checked
+from duly.decorator import TaskDecorator
+from duly.durations import Duration, to_ms
+from duly.errors import (
+    BadArguments,
+    ConfigError,
+    JobCancelled,
+    JobDead,
+    JobError,
+    JobNotFound,
+    KeyConflict,
+    ResultExpired,
+)
+from duly.events import Events
+from duly.model import Enqueued, JobRecord, NewJob, Pause, State, Terms
+from duly.store import caller, ops
+from duly.store.driver import Driver
+from duly.store.ops import Op
+from duly.tasks import Definition, Task
+from duly.why import Why
+
+if TYPE_CHECKING:
+    from duly.worker import Worker
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+# In the class below `list` is a method.
+Jobs: TypeAlias = list[JobRecord]
+Pauses: TypeAlias = list[Pause]
+Answers: TypeAlias = list[Enqueued]
+Handles: TypeAlias = "list[Job[R]]"
+
+
+class JobFilters(TypedDict, total=False):
+    """Which jobs to list, and how many at most."""
+
+    state: State | str | None
+    task: str | None
+    queue: str | None
+    batch_id: str | None
+    error: str | None
+    since: datetime | int | None
+    before: str | None
+    limit: int
+
+
+class Job(Generic[R_co]):
+    """A job that was enqueued, or found to be there already."""
+
+    def __init__(self, app: Duly, task: Task[..., Any, Any], enqueued: Enqueued, *, keep_ms: int, staged: bool) -> None:
+        self._app = app
+        self._task = task
+        self._enqueued = enqueued
+        self._keep_ms = keep_ms
+        self._staged = staged
+
+    @property
+    def id(self) -> str:
+        """The id by which the job is found."""
+        return self._enqueued.id
+
+    @property
+    def deduplicated(self) -> bool:
+        """Whether a job with the same key was there before, which this is then."""
+        return self._enqueued.deduplicated
+
+    def __repr__(self) -> str:
+        return f"<job {self.id} of {self._task.name}>"
+
+    def result(self, timeout: float | None = None) -> R_co:
+        """Wait until the job has ended and give its result; `timeout` in seconds, else as long as it takes.
+
+        Raises JobDead, JobCancelled or ResultExpired by the way it ended, TimeoutError when it has not.
+        """
+        self._refuse_waiting()
+        for pause in _pauses(timeout):
+            found, result = self._judge(self._app.get(self.id))
+            if found:
+                return cast("R_co", result)
+            time.sleep(pause)
+        raise TimeoutError(self._late(timeout))
+
+    async def aresult(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109 (as in `result`)
+        """Wait until the job has ended and give its result, from a coroutine."""
+        self._refuse_waiting()
+        for pause in _pauses(timeout):
+            found, result = self._judge(await self._app.aget(self.id))
+            if found:
+                return cast("R_co", result)
+            await asyncio.sleep(pause)
+        raise TimeoutError(self._late(timeout))
+
+    def _refuse_waiting(self) -> None:
+        if current.get() is not None:
+            raise ConfigError(f"{self!r}: a handler that waits for another job holds a slot that job may need")
+        if self._keep_ms == 0 and not self._enqueued.succeeded:
+            raise ConfigError(f"{self!r}: its task has keep=0, so success leaves no result to wait for")
+
+    def _judge(self, job: JobRecord | None) -> tuple[bool, Any]:
+        """Say whether the job has ended, and with what result."""
+        if job is None:
+            return True, self._remembered()
+        match job.state:
+            case State.SUCCEEDED | State.PARTIAL:
+                if job.result is None and job.result_until is not None:
+                    return True, self._remembered()
+                return True, self._read(job.result)
+            case State.DEAD:
+                raise JobDead(f"{self!r} is dead: {job.reason}; {job.error}", self.id)
+            case State.CANCELLED:
+                raise JobCancelled(f"{self!r} was cancelled: {job.reason}", self.id)
+        return False, None
+
+    def _remembered(self) -> Any:
+        """Give the result that the key has kept, where the job's own row has none any more."""
+        known = self._enqueued
+        if known.succeeded and not known.result_dropped:
+            return None if known.result is None else codec.decode(known.result, self._task.definition.result_type)
+        if self._staged and not known.succeeded:
+            raise JobNotFound(
+                f"{self!r} is not there yet: it was enqueued on your own connection; commit first", self.id
+            )
+        raise ResultExpired(f"{self!r} has no result any more: it is kept for result_ttl, and not with keep=0", self.id)
+
+    def _read(self, result: Any) -> Any:
+        if result is None:
+            return None
+        try:
+            return codec.reread(result, self._task.definition.result_type)
+        except BadArguments as error:
+            raise JobError(f"the result of {self!r} is not what its task returns: {error}", self.id) from error
+
+    def _late(self, timeout: float | None) -> str:
+        return f"{self!r} has not ended within {timeout:g} s" if timeout is not None else ""
+
+
+def _pauses(timeout: float | None) -> Iterable[float]:
+    """Say how long to wait before each further look: short at first, so that a quick job is seen at once."""
+    give_up_at = None if timeout is None else time.monotonic() + timeout
+    pause = 0.002
+    while True:
+        left = pause if give_up_at is None else give_up_at - time.monotonic()
+        yield max(0.0, min(pause, left))
+        if left <= 0:
+            return
+        pause = min(pause * 1.5, 0.25)
+
+
+class Duly:
+    """An app: its tasks and the database that its jobs are kept in."""
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        listen_url: str | None = None,
+        schema: str | None = None,
+        prepared: bool | None = None,
+        durability: str | None = None,
+        max_attempts: int | None = None,
+        max_payload: int | None = None,
+        lease: Duration | None = None,
+        keep: Duration | None = None,
+        result_ttl: Duration | None = None,
+        key_ttl: Duration | None = None,
+        poll: Duration | None = None,
+        busy_timeout: Duration | None = None,
+        connect_timeout: Duration | None = None,
+        grace: Duration | None = None,
+    ) -> None:
+        """Take the settings of the app; what is not given comes from `$DULY_…`, `duly.toml`, or is the default."""
+        self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self._folder = Path.cwd()
+        settings.load(self._given, {})  # refuses what cannot work where it was written
+        self.tasks: dict[str, Task[..., Any, Any]] = {}
+        self.events = Events()
+        self._new_id = keys.Ids()
+        self._made_in = str(sys._getframe(1).f_globals.get("__name__"))
+        self._spec: str | None = None
+
+    # Definition
+
+    @property
+    def task(self) -> TaskDecorator:
+        """Make a task of a function: `@app.task`, or `@app.task(queue="mail", max_attempts=3)`."""
+        return TaskDecorator(self._define)
+
+    def _define(self, handler: Callable[..., Any], options: Mapping[str, Any]) -> Task[..., Any, Any]:
+        """Make a task of a function and remember it under its name and its aliases."""
+        definition = tasks.define(handler, **options)
+        for name in (definition.name, *definition.aliases):
+            if name in self.tasks:
+                other = self.tasks[name].definition.handler
+                raise ConfigError(
+                    f"a task named {name!r} is there already ({other.__module__}.{other.__qualname__}): "
+                    "give one of them another name="
+                )
+        task: Task[..., Any, Any] = Task(self, definition)
+        for name in (definition.name, *definition.aliases):
+            self.tasks[name] = task
+        return task
+
+    def _dead_letter(self, definition: Definition) -> str | None:
+        """Write the job that is added when one of this task dies."""
+        on_dead = definition.on_dead
+        if on_dead is None:
+            return None
+        task = self.tasks.get(on_dead) if isinstance(on_dead, str) else on_dead
+        if task is None:
+            raise ConfigError(f"{definition.name}: on_dead={on_dead!r} names no task of this app")
+        try:
+            task.definition.codec.decode_call('{"job_id": ""}')
+        except BadArguments as error:
+            raise ConfigError(
+                f"{definition.name}: on_dead= is called with job_id, which does not fit: {error}"
+            ) from error
+        return tasks.dead_letter(task._terms())
+
+    @property
+    def spec(self) -> str | None:
+        """The name by which another process imports this app, `module:app`; None where none can."""
+        if self._spec is None and self._made_in != "__main__":
+            names = vars(sys.modules[self._made_in]) if self._made_in in sys.modules else {}
+            self._spec = next((f"{self._made_in}:{name}" for name, value in names.items() if value is self), None)
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: str) -> None:
+        self._spec = spec
+
+    # The database
+
+    @cached_property
+    def settings(self) -> settings.Settings:
+        """The settings, read when they are first needed."""
+        return settings.read(self._given, os.environ, self._folder)
+
+    @cached_property
+    def driver(self) -> Driver:
+        """What runs operations. Nothing is opened before the first."""
+        # Threads that come first at the same time get one and the same.
+        made: Driver = self.__dict__.setdefault("driver", store.open_driver(self.settings))
+        return made
+
+    def migrate(self) -> None:
+        """Create or update the tables. SQLite does it by itself with the first operation, PostgreSQL does not."""
+        url = self.settings.url
+        if url.store == "postgresql":
+            from duly.store import postgres
+
+            postgres.bring_up_to_date(url.dsn, schema=self.settings.schema)
+        self.driver.run(ops.clock())
+
+    def close(self) -> None:
+        """Let go of the database; the next operation opens it again."""
+        if "driver" in self.__dict__:
+            self.driver.close()
+
+    # Enqueue
+
+    def _enqueue(self, task: Task[..., Any, R], chunks: Iterable[Sequence[NewJob]]) -> Handles[R]:
+        terms, conn = task._terms(), task._using.conn
+        answers: list[Enqueued] = []
+        for jobs in chunks:
+            answers += _held(self._add(ops.enqueue(terms, jobs, parent=_parent()), conn))
+        return self._enqueued(task, terms, answers)
+
+    def _add(self, op: Op[Answers], conn: Any) -> Answers:
+        return self.driver.run(op) if conn is None else caller.run(conn, op, schema=self.settings.schema)
+
+    async def _aenqueue(self, task: Task[..., Any, R], chunks: Iterable[Sequence[NewJob]]) -> Handles[R]:
+        terms, conn = task._terms(), task._using.conn
+        answers: list[Enqueued] = []
+        lease = current.get()
+        with nullcontext() if lease is None else in_flight(lease):
+            for jobs in chunks:
+                answers += _held(await self._aadd(ops.enqueue(terms, jobs, parent=_parent()), conn))
+        return self._enqueued(task, terms, answers)
+
+    async def _aadd(self, op: Op[Answers], conn: Any) -> Answers:
+        if conn is None:
+            return await self.driver.arun(op)
+        return await caller.arun(conn, op, schema=self.settings.schema)
+
+    def _enqueued(self, task: Task[..., Any, R], terms: Terms, answers: Sequence[Enqueued]) -> Handles[R]:
+        staged = task._using.conn is not None
+        if staged:
+            self.driver.mind_wal()
+            self.driver.woke()
+        conflicts = [answer for answer in answers if answer.conflict]
+        if conflicts:
+            others = f"; the other {len(answers) - len(conflicts)} were enqueued" if len(answers) > 1 else ""
+            raise KeyConflict(
+                f"{task.name}: the key is taken by job {conflicts[0].id}, whose arguments are others{others}. "
+                "One key stands for one piece of work",
+                conflicts[0].id,
+            )
+        return [Job(self, task, answer, keep_ms=terms.keep_ms, staged=staged) for answer in answers]
+
+    # Looking and changing
+
+    def get(self, job_id: str) -> JobRecord | None:
+        """Read one job; None when no job has this id."""
+        return self.driver.run(ops.get(job_id))
+
+    async def aget(self, job_id: str) -> JobRecord | None:
+        """Read one job, from a coroutine."""
+        return await self.driver.arun(ops.get(job_id))
+
+    def list(self, **filters: Unpack[JobFilters]) -> Jobs:
+        """List jobs, newest first; for the next page give the last id of this one as `before`."""
+        return self.driver.run(_listing(filters))
+
+    async def alist(self, **filters: Unpack[JobFilters]) -> Jobs:
+        """List jobs, from a coroutine."""
+        return await self.driver.arun(_listing(filters))
+
+    def cancel(self, job_id: str, *, by: str | None = None, why: str | None = None) -> State:
+        """End a job that does not run, or ask a running one to stop; answers its state then."""
+        return self._cancelled(job_id, self.driver.run(ops.cancel([job_id], by=by, why=why)), self.get)
+
+    async def acancel(self, job_id: str, *, by: str | None = None, why: str | None = None) -> State:
+        """End or ask a job, from a coroutine."""
+        answer = await self.driver.arun(ops.cancel([job_id], by=by, why=why))
+        job = None if answer else await self.aget(job_id)
+        return self._cancelled(job_id, answer, lambda _: job)
+
+    def _cancelled(self, job_id: str, answer: dict[str, State], get: Callable[[str], JobRecord | None]) -> State:
+        """Give the state of a job that somebody wanted cancelled; what had ended before stays as it ended."""
+        for state in answer.values():
+            return state
+        job = get(job_id)
+        if job is None:
+            raise JobNotFound(f"no job has the id {job_id}", job_id)
+        return job.state
+
+    def why(self, job_id: str) -> Why:
+        """Say why a job is not running."""
+        return _found(self.driver.run(ops.why(job_id)), job_id)
+
+    async def awhy(self, job_id: str) -> Why:
+        """Say why a job is not running, from a coroutine."""
+        return _found(await self.driver.arun(ops.why(job_id)), job_id)
+
+    @property
+    def dead(self) -> Dead:
+        """The dead letters: look at them, run them again, settle them."""
+        return Dead(self)
+
+    def pause(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        by: str | None = None,
+        why: str = "",
+        duration: Duration | None = None,
+    ) -> None:
+        """Stop claims of a queue or a task, for a time or until it is resumed."""
+        self.driver.run(_pause(queue, task, by, why, duration))
+
+    async def apause(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        by: str | None = None,
+        why: str = "",
+        duration: Duration | None = None,
+    ) -> None:
+        """Stop claims of a queue or a task, from a coroutine."""
+        await self.driver.arun(_pause(queue, task, by, why, duration))
+
+    def resume(
+        self, *, queue: str | None = None, task: str | None = None, by: str | None = None, why: str = ""
+    ) -> bool:
+        """Let a paused queue or task go on. False: it was not paused."""
+        return self.driver.run(ops.resume(*_paused(queue, task), by=by or _user(), why=why))
+
+    async def aresume(
+        self, *, queue: str | None = None, task: str | None = None, by: str | None = None, why: str = ""
+    ) -> bool:
+        """Let a paused queue or task go on, from a coroutine."""
+        return await self.driver.arun(ops.resume(*_paused(queue, task), by=by or _user(), why=why))
+
+    def paused(self) -> Pauses:
+        """List what is paused, by whom and why."""
+        return self.driver.run(ops.paused())
+
+    async def apaused(self) -> Pauses:
+        """List what is paused, from a coroutine."""
+        return await self.driver.arun(ops.paused())
+
+    # Working
+
+    def worker(self, **options: Any) -> Worker:
+        """Make a worker for this app: `queues concurrency grace drain`."""
+        from duly.worker import Worker
+
+        return Worker(self, **options)
+
+    def run(self, **options: Any) -> None:
+        """Work in this process until SIGTERM or Ctrl-C, or with `drain=True` until nothing is due any more."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(self.worker(**options).run())
+        else:
+            raise ConfigError("app.run() starts an event loop, and one runs here already: await app.arun() instead")
+
+    async def arun(self, **options: Any) -> None:
+        """Work in this event loop until cancelled, or with `drain=True` until nothing is due any more."""
+        await self.worker(**options).run()
+
+
+def _listing(filters: JobFilters) -> Op[list[JobRecord]]:
+    said: dict[str, Any] = checked(filters, JobFilters)
+    if (state := said.get("state")) is not None:
+        try:
+            said["state"] = State(state)
+        except ValueError:
+            raise ConfigError(f"state={state!r} is none: {', '.join(State)}") from None
+    return ops.listing(**said)
+
+
+def _found(why: Why | None, job_id: str) -> Why:
+    if why is None:
+        raise JobNotFound(f"no job has the id {job_id}", job_id)
+    return why
+
+
+def _pause(queue: str | None, task: str | None, by: str | None, why: str, duration: Duration | None) -> Op[None]:
+    until_ms = None if duration is None else to_ms(duration, what="duration=")
+    return ops.pause(*_paused(queue, task), by=by or _user(), why=why, until_ms=until_ms)
+
+
+def _paused(queue: str | None, task: str | None) -> tuple[str, str]:
+    if (queue is None) == (task is None):
+        raise ConfigError("give queue= or task=, and not both")
+    return ("queue", queue) if queue is not None else ("task", str(task))
+
+
+def _parent() -> ops.Held | None:
+    """Give the job whose handler enqueues, under whose lease it does so; none once its finish is staged."""
+    lease = current.get()
+    return None if lease is None or lease.staged else lease.held
+
+
+def _held(answers: Answers) -> Answers:
+    """Tell a handler that it lost its lease, where it did: then nothing was added."""
+    lease = current.get()
+    if lease is not None and not answers:
+        lease.lose()
+    return answers
+
+
+def _user() -> str:
+    """Name whoever runs this, for the record."""
+    return os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"

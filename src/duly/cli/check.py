@@ -1,0 +1,53 @@
+"""`duly check --worker`: are the workers on this machine alive? For probes, so it asks no database and no server."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from duly import liveness
+from duly.durations import to_ms
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  duly check --worker
+  duly check --worker --within 10s --json
+"""
+)
+@click.option("--worker", is_flag=True, envvar="DULY_CHECK_WORKER", help="Check the workers of this user here.")
+@click.option(
+    "--within",
+    default="30s",
+    show_default=True,
+    envvar="DULY_CHECK_WITHIN",
+    help="How old the last sign of life may be. A worker gives one every second.",
+)
+@click.option("--json", "as_json", is_flag=True, envvar="DULY_CHECK_JSON", help="Answer in JSON.")
+def command(worker: bool, within: str, as_json: bool) -> None:
+    """Say whether the workers on this machine are alive, for probes.
+
+    Exit code 0: there are some, and each gave a sign of life lately. 1: there is none, or one is silent, because its
+    event loop hangs. A worker whose database is away is alive: it waits, and restarting it would help nobody.
+    """
+    if not worker:
+        raise click.UsageError("say what to check: --worker")
+    within_s = to_ms(within, what="--within") / 1000
+    signs = list(liveness.signs())
+    good = bool(signs) and all(sign.alive(within_s) for sign in signs)
+    if as_json:
+        workers = [
+            {"worker": sign.worker, "pid": sign.pid, "age_s": round(sign.age_s, 1), "alive": sign.alive(within_s)}
+            for sign in signs
+        ]
+        click.echo(json.dumps({"alive": good, "workers": workers}))
+    else:
+        for sign in signs:
+            verdict = "alive" if sign.alive(within_s) else "silent"
+            click.echo(f"{sign.worker} (pid {sign.pid}) is {verdict}: last sign of life {max(sign.age_s, 0):.0f} s ago")
+        if not signs:
+            click.echo(f"no worker of this user runs here (no sign of life in {liveness.folder()})")
+    sys.exit(0 if good else 1)

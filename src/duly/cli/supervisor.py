@@ -1,0 +1,135 @@
+"""Several worker processes under one: starts them, tells them to stop, starts those again that died.
+
+It holds one end of a pipe and they the other: if it is killed, they see that end and stop by themselves. They are in
+process groups of their own, so that Ctrl-C is heard once, here, and handed on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import NamedTuple
+
+log = logging.getLogger("duly.supervisor")
+
+# A worker of ours that asks to be started again ends with this (EX_TEMPFAIL).
+RESTART = 75
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+# Whoever lived this long did not die of how it was started.
+SETTLED_S = 10.0
+
+
+class Died(NamedTuple):
+    """A worker has ended."""
+
+    place: int
+    code: int
+
+
+class Supervisor:
+    """Runs `count` processes of one command."""
+
+    def __init__(self, words: Sequence[str], count: int) -> None:
+        self._words = words
+        self._count = count
+        self._told: queue.SimpleQueue[Died | int] = queue.SimpleQueue()
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._started_at: dict[int, float] = {}
+        self._pause_s = dict.fromkeys(range(count), FIRST_PAUSE_S)
+        self._due: dict[int, float] = {}
+        self._asked = 0
+        self._lifeline, self._held = os.pipe()
+
+    def run(self) -> int:
+        """Run until all have ended; answers the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signalled)
+        self._due = dict.fromkeys(range(self._count), 0.0)
+        worst = 0
+        while self._running or self._due:
+            self._start_due()
+            with suppress(queue.Empty):
+                match self._told.get(timeout=self._how_long()):
+                    case Died() as died:
+                        worst = max(worst, self._died(died))
+                    case asked:
+                        self._stop(asked)
+        log.info("supervisor.stopped")
+        return worst
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._told.put(number)
+
+    def _how_long(self) -> float | None:
+        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for place in [place for place, at in self._due.items() if at <= now]:
+            del self._due[place]
+            self._start(place)
+
+    def _start(self, place: int) -> None:
+        process = subprocess.Popen(  # noqa: S603
+            [*self._words, "--lifeline", str(self._lifeline)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[self._lifeline],
+            process_group=0,
+        )
+        self._running[place] = process
+        self._started_at[place] = time.monotonic()
+        log.info("supervisor.started_worker", extra={"place": place, "worker_pid": process.pid})
+        threading.Thread(target=self._wait, args=(place, process), daemon=True).start()
+
+    def _wait(self, place: int, process: subprocess.Popen[bytes]) -> None:
+        self._told.put(Died(place, process.wait()))
+
+    def _died(self, died: Died) -> int:
+        """Start a worker again that should not have ended; answers how badly one ended that should have."""
+        process = self._running.pop(died.place)
+        if self._asked:
+            return 1 if died.code else 0
+        if time.monotonic() - self._started_at[died.place] > SETTLED_S:
+            self._pause_s[died.place] = FIRST_PAUSE_S
+        pause = self._pause_s[died.place]
+        self._pause_s[died.place] = min(pause * 2, LONGEST_PAUSE_S)
+        self._due[died.place] = time.monotonic() + pause
+        log.warning(
+            "supervisor.worker_died",
+            extra={"place": died.place, "worker_pid": process.pid, "how": how(died.code), "again_in_s": pause},
+        )
+        return 0
+
+    def _stop(self, number: int) -> None:
+        """Tell all workers to stop; told twice, they stop at once, and the third time they are killed."""
+        if not self._asked:
+            log.info("supervisor.stopping", extra={"signal": signal.Signals(number).name})
+        self._asked += 1
+        self._due.clear()
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM if self._asked < 3 else signal.SIGKILL)
+
+
+def how(code: int) -> str:
+    """Say how a process ended."""
+    if code == RESTART:
+        return "half of its threads are stuck"
+    if code >= 0:
+        return f"exit code {code}"
+    with suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"
+
+
+def command_line(*words: str) -> list[str]:
+    """Give the words that start `duly` with this Python."""
+    return [sys.executable, "-m", "duly", *words]

@@ -1,0 +1,148 @@
+"""A sign of life for probes, without a web server: one small file per worker, touched while its loop answers.
+
+It says nothing of the database: a worker whose database is away is alive, waits, and must not be restarted for it.
+
+A file says which process wrote it, by its number and by when it began, because numbers are used again, and in which
+container, because two of them may share a folder: each container's probe judges its own workers.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+log = logging.getLogger("duly.worker")
+
+STALE_SECONDS = 30.0
+# Files of other containers cannot be judged from here, only cleared away some day.
+LITTER_SECONDS = 86_400.0
+
+
+class Sign(NamedTuple):
+    """What a worker's file says."""
+
+    worker: str
+    pid: int
+    age_s: float
+
+    def alive(self, within_s: float = STALE_SECONDS) -> bool:
+        """Whether the worker gave a sign of life lately."""
+        return self.age_s <= within_s
+
+
+class Pulse:
+    """The file of one worker."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._file: Path | None = None
+        self._warned = False
+
+    def begin(self) -> None:
+        """Write the file. A folder that cannot be written to only costs the probe, and is told of once."""
+        try:
+            file = _own_folder() / f"worker-{os.getpid()}-{self._worker[-4:]}.json"
+            fresh = file.with_suffix(".new")
+            fresh.write_text(json.dumps({"worker": self._worker, "pid": os.getpid(), **_place(os.getpid())}))
+            fresh.replace(file)
+            self._file = file
+        except OSError as error:
+            if not self._warned:
+                log.warning("worker.pulse_not_written", extra={"folder": str(folder()), "error": str(error)})
+            self._warned = True
+
+    def touch(self) -> None:
+        """Say that the worker is alive."""
+        if self._file is None:
+            self.begin()
+            return
+        try:
+            os.utime(self._file)
+        except OSError:  # somebody tidied up
+            self.begin()
+
+    def end(self) -> None:
+        """Take the file away."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
+            self._file = None
+
+
+def folder() -> Path:
+    """Give the folder of the files: that of this user on this machine."""
+    return Path(os.environ.get("DULY_RUN_DIR") or Path(tempfile.gettempdir()) / f"duly-{_user()}")
+
+
+def signs() -> Iterator[Sign]:
+    """Read the signs of life of this user's workers on this machine; those of ended processes are cleared away."""
+    for file in sorted(folder().glob("worker-*.json")):
+        try:
+            said = json.loads(file.read_text())
+            sign = Sign(str(said["worker"]), int(said["pid"]), time.time() - file.stat().st_mtime)
+            here = said["where"] == _where()
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if here and _exists(sign.pid, said.get("begun")):
+            yield sign
+        elif here or sign.age_s > LITTER_SECONDS:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)  # it was killed, and could not
+
+
+def _own_folder() -> Path:
+    """Make the folder; one that another user put there is not used."""
+    made = folder()
+    made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if hasattr(os, "getuid") and made.stat().st_uid != os.getuid() and "DULY_RUN_DIR" not in os.environ:
+        raise PermissionError(f"{made} belongs to somebody else: set DULY_RUN_DIR to a folder of your own")
+    return made
+
+
+def _user() -> str:
+    return str(os.getuid()) if hasattr(os, "getuid") else getpass.getuser()
+
+
+def _place(pid: int) -> dict[str, str | None]:
+    return {"where": _where(), "begun": _begun(pid)}
+
+
+@cache
+def _where() -> str:
+    """Name this machine or container, inside of which process numbers mean something."""
+    with suppress(OSError):
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
+
+
+def _begun(pid: int) -> str | None:
+    """Say when a process began, in the system's own words; None where it does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # The name of the program, in brackets, may hold anything; field 22 counts from before it.
+        return f"{boot} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except (OSError, IndexError):
+        return None
+
+
+def _exists(pid: int, begun: str | None) -> bool:
+    """Say whether this very process is there, and not another that was given its number."""
+    if os.name == "nt":  # there os.kill ends a process, whatever the signal: the age of the file must do
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return begun is None or _begun(pid) in (begun, None)

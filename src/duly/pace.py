@@ -1,0 +1,65 @@
+"""How far ahead a worker claims: only short jobs, and only as many as begin at once.
+
+Claiming one by one costs a round trip a job. Jobs of tasks that lately took little are claimed beyond the free slots;
+what has not begun a quarter of a second after its claim is given back, so that nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from duly.tasks import Kind, Task
+
+QUICK_SECONDS = 0.05
+AHEAD_SECONDS = 0.1
+LATE_SECONDS = 0.25
+MOST_AHEAD = 1000
+MOST_BYTES = 8 * 1024 * 1024
+ENOUGH = 20  # attempts to judge a task by
+
+
+class Pace:
+    """Knows how long the attempts of each task took lately."""
+
+    def __init__(self, concurrency: int, tasks: Mapping[str, Task[..., Any, Any]], max_attempts: int) -> None:
+        self._concurrency = concurrency
+        self._took: dict[str, deque[float]] = {
+            name: deque(maxlen=100)
+            for name, task in tasks.items()
+            if task.definition.kind is not Kind.PROCESS and (task.definition.max_attempts or max_attempts) > 1
+        }
+        self._payload_bytes = 0.0
+        self._not_before = 0.0
+
+    def note(self, task: str, seconds: float) -> None:
+        """Note how long an attempt took."""
+        took = self._took.get(task)
+        if took is not None:
+            took.append(seconds)
+
+    def note_claim(self, count: int, payload_bytes: int) -> None:
+        """Note how large the payloads are, because what is claimed ahead lies in memory."""
+        if count:
+            self._payload_bytes += (payload_bytes / count - self._payload_bytes) / 8
+
+    def late(self, now: float) -> None:
+        """Note that something claimed ahead was not begun in time: claim no further ahead for a while."""
+        self._not_before = now + 1.0
+
+    def ahead(self, now: float) -> tuple[int, frozenset[str]]:
+        """Say how many jobs beyond the free slots to claim, and of which tasks."""
+        if now < self._not_before:
+            return 0, frozenset()
+        quick = {name: _p95(took) for name, took in self._took.items() if len(took) >= ENOUGH}
+        quick = {name: seconds for name, seconds in quick.items() if seconds < QUICK_SECONDS}
+        if not quick:
+            return 0, frozenset()
+        in_time = self._concurrency * AHEAD_SECONDS / max(*quick.values(), 0.0001)
+        in_memory = MOST_BYTES / max(self._payload_bytes, 1.0)
+        return int(min(in_time, in_memory, MOST_AHEAD)), frozenset(quick)
+
+
+def _p95(took: deque[float]) -> float:
+    return sorted(took)[int(len(took) * 0.95)]

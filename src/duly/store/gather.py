@@ -1,0 +1,177 @@
+"""Concurrent writes of one process share one commit.
+
+Whoever finds nobody at work leads: it runs what has gathered together with its own, answers everybody and hands on.
+So a lone caller does its work itself, at once and in its own thread, and while one commit is on its way the next
+batch gathers. Nobody serves others for longer than one batch, and coroutines have a thread lead for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from duly.store.ops import Op, Rows
+
+MOST_OPS = 256
+MOST_CHARS = 4_000_000
+
+
+class Word(Enum):
+    """What one who waits is told instead of an answer."""
+
+    LEAD = "lead"  # it is your turn
+    ALONE = "alone"  # the batch failed and nothing was written: run it by yourself
+
+
+Outcome: TypeAlias = Rows | Exception | Word
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    op: Op[Any]
+    # A coroutine waits on its loop, a thread on a future of its own.
+    future: asyncio.Future[Outcome] | Future[Outcome]
+    loop: asyncio.AbstractEventLoop | None = None
+
+
+class Gathering:
+    """Operations that gather behind the one that is being committed."""
+
+    def __init__(
+        self,
+        commit: Callable[[Sequence[Op[Any]]], Sequence[Outcome]],
+        *,
+        lost: Callable[[Op[Any], BaseException], Exception],
+        start: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._commit = commit
+        self._lost = lost  # what those are told whose leader was interrupted
+        self._start = start  # has a thread of the driver's run a function
+        self._lock = threading.Lock()
+        self._waiting: deque[_Waiting] = deque()
+        self._led = False
+
+    def run(self, op: Op[Any]) -> Outcome:
+        """Have `op` committed, with others perhaps; the answer is never LEAD."""
+        with self._lock:
+            future: Future[Outcome] | None = Future() if self._led else None
+            self._led = True
+            if future is not None:
+                self._waiting.append(_Waiting(op, future))
+        outcome: Outcome = Word.LEAD
+        if future is not None:
+            try:
+                outcome = future.result()
+            except BaseException:  # interrupted
+                self._leave(future)
+                raise
+        return self._lead(op) if outcome is Word.LEAD else outcome
+
+    async def arun(self, op: Op[Any]) -> Outcome:
+        """Have `op` committed like `run`. Who is cancelled before its batch began is left out."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Outcome] = loop.create_future()
+        with self._lock:
+            if not self._led:
+                self._start(self._serve_all)
+                self._led = True
+            self._waiting.append(_Waiting(op, future, loop))
+        return await future
+
+    def _lead(self, op: Op[Any]) -> Outcome:
+        with self._lock:
+            others = self._take(1, _size(op))
+        try:
+            return self._serve(op, others)
+        finally:
+            self._hand_on()
+
+    def _serve_all(self) -> None:
+        """Lead for coroutines, until nobody waits any more."""
+        while True:
+            with self._lock:
+                batch = self._take(0, 0)
+                if not batch:
+                    self._led = False
+                    return
+            with suppress(BaseException):  # they have been told; whoever comes next must find somebody who leads
+                self._serve(None, batch)
+
+    def _serve(self, own: Op[Any] | None, others: list[_Waiting]) -> Outcome:
+        mine = [] if own is None else [own]
+        try:
+            outcomes = self._commit([*mine, *(waiting.op for waiting in others)])
+        except BaseException as error:  # nobody may wait for ever
+            _answer(others, [self._lost(waiting.op, error) for waiting in others])
+            raise
+        _answer(others, outcomes[len(mine) :])
+        return outcomes[0]
+
+    def _take(self, count: int, size: int) -> list[_Waiting]:
+        """Take what fits into one batch beside what is in it already."""
+        taken: list[_Waiting] = []
+        while self._waiting and count < MOST_OPS:
+            waiting = self._waiting[0]
+            if waiting.future.cancelled():
+                self._waiting.popleft()
+                continue
+            size += _size(waiting.op)
+            if count and size > MOST_CHARS:
+                break
+            taken.append(self._waiting.popleft())
+            count += 1
+        return taken
+
+    def _hand_on(self) -> None:
+        """Let the first thread that waits lead, or one of the driver's where only coroutines do."""
+        with self._lock:
+            for waiting in self._waiting:
+                if waiting.loop is None:
+                    self._waiting.remove(waiting)
+                    waiting.future.set_result(Word.LEAD)
+                    return
+            self._led = False
+            if self._waiting:
+                with suppress(RuntimeError):  # no thread to be had: the next who comes leads
+                    self._start(self._serve_all)
+                    self._led = True
+
+    def _leave(self, future: Future[Outcome]) -> None:
+        with self._lock:
+            for waiting in self._waiting:
+                if waiting.future is future:
+                    self._waiting.remove(waiting)
+                    return
+            leads = future.done() and future.result() is Word.LEAD
+        if leads:
+            self._hand_on()
+
+
+def _size(op: Op[Any]) -> int:
+    return len(op.params["jobs"])
+
+
+def _answer(waiting: Sequence[_Waiting], outcomes: Sequence[Outcome]) -> None:
+    """Answer threads one by one, and the coroutines of a loop all at once: each call wakes it."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[Any, Outcome]]] = {}
+    for one, outcome in zip(waiting, outcomes, strict=True):
+        if one.loop is None:
+            one.future.set_result(outcome)
+        else:
+            loops.setdefault(one.loop, []).append((one.future, outcome))
+    for loop, answers in loops.items():
+        with suppress(RuntimeError):  # the loop has gone, and those who waited with it
+            loop.call_soon_threadsafe(_tell, answers)
+
+
+def _tell(answers: list[tuple[asyncio.Future[Outcome], Outcome]]) -> None:
+    for future, outcome in answers:
+        if not future.done():
+            future.set_result(outcome)

@@ -1,0 +1,493 @@
+"""Tasks: a function with the terms on which it runs, and the ways to enqueue it.
+
+A task stays callable as the function it was. Its definition is compiled once: the codec of its arguments, the type of
+its result, the terms that every job of it shares.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import typing
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
+
+import msgspec
+
+from duly import backoff as backoffs
+from duly import codec, envelope, failure, keys, signature
+from duly.context import Ctx, SyncCtx, current
+from duly.durations import Duration, to_ms
+from duly.errors import ConfigError
+from duly.lifecycle import Policy
+from duly.model import Envelope, NewJob, Terms
+
+if TYPE_CHECKING:
+    from duly.app import Duly, Job
+
+P = ParamSpec("P")
+C = TypeVar("C")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
+Isolation: TypeAlias = Literal["thread", "process"]
+
+
+class Kind(StrEnum):
+    """Where a handler runs."""
+
+    ASYNC = "async"
+    THREAD = "thread"
+    PROCESS = "process"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a task is: its function, compiled, and the terms it was defined with. None: the app's setting."""
+
+    name: str
+    handler: Callable[..., Any]
+    context: type[Ctx] | type[SyncCtx] | None
+    codec: signature.SignatureCodec
+    result_type: Any
+    kind: Kind
+    is_async: bool
+    policy: Policy
+    retries: Callable[[BaseException], bool]
+    aliases: tuple[str, ...] = ()
+    queue: str = "default"
+    priority: int = 0
+    max_attempts: int | None = None
+    timeout_ms: int | None = None
+    lease_ms: int | None = None
+    stall_after_ms: int | None = None
+    key: keys.Key | None = None
+    keep_ms: int | None = None
+    result_ttl_ms: int | None = None
+    schema_version: int = 1
+    on_dead: Task[..., Any, Any] | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Using:
+    """What one enqueue wants otherwise than the task's definition."""
+
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    key: keys.Key | None = None
+    subject: str | None = None
+    correlation_id: str | None = None
+    conn: Any = None
+
+
+class Call(Generic[R_co]):
+    """One call of a task, checked and ready to be enqueued with others."""
+
+    __slots__ = ("args", "kwargs", "payload", "task")
+
+    def __init__(
+        self, task: Task[..., Any, Any], payload: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.task = task
+        self.payload = payload
+        self.args = args
+        self.kwargs = kwargs
+
+
+class Task(Generic[P, C, R]):
+    """A function that can be enqueued."""
+
+    def __init__(self, app: Duly, definition: Definition, using: Using | None = None) -> None:
+        self._app = app
+        self.definition = definition
+        self._using = using or Using()
+        self._shared: Terms | None = None
+        functools.update_wrapper(self, definition.handler)
+
+    @property
+    def name(self) -> str:
+        """The name under which jobs of this task are stored."""
+        return self.definition.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
+        """Call the function here and now; no job is made of it, and a context it takes belongs to none."""
+        if self.definition.context is not None:
+            args = (self.definition.context(None), *args)  # type: ignore[assignment]
+        called: C = self.definition.handler(*args, **kwargs)
+        return called
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    def __reduce__(self) -> str:
+        return self.definition.handler.__qualname__  # spawned processes find it where it was defined
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Add a job; returns when it is durable (or part of your transaction, with `using(conn=…)`)."""
+        return self._app._enqueue(self, [[self._new_job(args, kwargs)]])[0]
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Add a job, from a coroutine."""
+        return (await self._app._aenqueue(self, [[self._new_job(args, kwargs)]]))[0]
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """Check the arguments of one job, to be enqueued with others by `enqueue_many`."""
+        return Call(self, self._payload(args, kwargs), args, kwargs)
+
+    def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Add many jobs, a thousand in one commit.
+
+        A key that is taken raises KeyConflict once all the others are enqueued.
+        """
+        return self._app._enqueue(self, self._chunks(calls))
+
+    async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Add many jobs, a thousand in one commit, from a coroutine."""
+        return await self._app._aenqueue(self, self._chunks(calls))
+
+    def using(
+        self,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        expires: Duration | datetime | None = None,
+        key: keys.Key | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        max_attempts: int | None = None,
+        keep: Duration | None = None,
+        result_ttl: Duration | None = None,
+        subject: str | None = None,
+        correlation_id: str | None = None,
+        conn: Any = None,
+    ) -> Task[P, C, R]:
+        """Give the task with other terms for what is enqueued through it; the task itself stays as it is."""
+        if delay is not None and at is not None:
+            raise ConfigError(f"{self.name}: give delay= or at=, not both")
+        terms = {
+            "delay_ms": _ms(delay, f"{self.name}: delay="),
+            "due_at": None if at is None else moment(at, f"{self.name}: at="),
+            "priority": None if priority is None else _whole(priority, f"{self.name}: priority="),
+            "queue": None if queue is None else _name(queue, f"{self.name}: queue="),
+            "max_attempts": None if max_attempts is None else _attempts(max_attempts, self.name),
+            "keep_ms": _ms(keep, f"{self.name}: keep="),
+            "result_ttl_ms": _ms(result_ttl, f"{self.name}: result_ttl="),
+        }
+        if isinstance(expires, datetime):
+            terms["expires_at"] = moment(expires, f"{self.name}: expires=")
+        else:
+            terms["expires_ms"] = _ms(expires, f"{self.name}: expires=")
+        given = {name: value for name, value in terms.items() if value is not None}
+        before = self._using
+        for rivals in (("delay_ms", "due_at"), ("expires_ms", "expires_at")):
+            if any(name in given for name in rivals):  # the later one said replaces the earlier
+                before = replace(before, terms={k: v for k, v in before.terms.items() if k not in rivals})
+        for what, text in (("subject", subject), ("correlation_id", correlation_id)):
+            if text is not None and not isinstance(text, str):
+                raise ConfigError(f"{self.name}: {what}= is of type {type(text).__name__}: give a text")
+        using = Using(
+            terms={**before.terms, **given},
+            key=before.key if key is None else _key(key, self.name),
+            subject=before.subject if subject is None else subject,
+            correlation_id=before.correlation_id if correlation_id is None else correlation_id,
+            conn=before.conn if conn is None else conn,
+        )
+        return Task(self._app, self.definition, using)
+
+    def _terms(self) -> Terms:
+        """Give what all jobs enqueued through this task have in common."""
+        if self._shared is None:
+            definition, settings = self.definition, self._app.settings
+            defaults = {
+                "queue": definition.queue,
+                "priority": definition.priority,
+                "max_attempts": _first(definition.max_attempts, settings.max_attempts),
+                "lease_ms": _first(definition.lease_ms, settings.lease_ms),
+                "keep_ms": _first(definition.keep_ms, settings.keep_ms),
+                "result_ttl_ms": _first(definition.result_ttl_ms, settings.result_ttl_ms),
+                "key_ttl_ms": settings.key_ttl_ms,
+                "on_dead": self._app._dead_letter(definition),
+            }
+            self._shared = Terms(task=definition.name, **{**defaults, **self._using.terms})
+        return self._shared
+
+    def _new_job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], payload: str | None = None) -> NewJob:
+        if payload is None:
+            payload = self._payload(args, kwargs)
+        key = self.definition.key if self._using.key is None else self._using.key
+        made = None if key is None else self._key(key, args, kwargs)
+        return NewJob(self._app._new_id(), payload, key=made, envelope=self._envelope())
+
+    def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        payload = self.definition.codec.encode_call(args, kwargs)
+        codec.check_size(payload, self.name, limit=self._app.settings.max_payload)
+        return payload
+
+    def _key(self, key: keys.Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        try:
+            return keys.key_of(key, self.definition.codec.arguments(args, kwargs))
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}: {error}") from error
+
+    def _envelope(self) -> Envelope:
+        """Make what travels with a job: a child's inherits from the job whose handler enqueues it."""
+        using, version = self._using, self.definition.schema_version
+        lease = current.get()
+        if lease is None:
+            if version == 1 and using.subject is None and using.correlation_id is None:
+                return _PLAIN
+            return Envelope(schema_version=version, correlation_id=using.correlation_id, subject=using.subject)
+        lease.check()
+        said = {"correlation_id": using.correlation_id, "subject": using.subject}
+        given = {name: value for name, value in said.items() if value is not None}
+        return envelope.child_of(lease.job.envelope, lease.job.id, schema_version=version, **given)
+
+    def _chunks(self, calls: Iterable[Call[R]], size: int = 1000) -> Iterable[list[NewJob]]:
+        chunk: list[NewJob] = []
+        for call in calls:
+            self._refuse_foreign(call)
+            chunk.append(self._new_job(call.args, call.kwargs, call.payload))
+            if len(chunk) == size:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
+
+    def _refuse_foreign(self, call: Call[R]) -> None:
+        """Refuse a call of another task, and one whose own terms would be lost here."""
+        if call.task.definition is not self.definition:
+            raise ConfigError(f"{self.name}.enqueue_many got a call of {call.task.name}: enqueue each task's own")
+        if call.task._using is not self._using and call.task._using != Using():
+            raise ConfigError(
+                f"{self.name}.enqueue_many got a call made through using(…), whose terms would be lost: "
+                f"write {self.name}.using(…).enqueue_many({self.name}.call(…) …)"
+            )
+
+
+_PLAIN = Envelope()
+_HIGHEST = 2**31 - 1
+
+
+def define(
+    handler: Callable[..., Any],
+    *,
+    name: str | None = None,
+    aliases: Iterable[str] = (),
+    queue: str = "default",
+    priority: int = 0,
+    max_attempts: int | None = None,
+    backoff: backoffs.Backoff | Iterable[Duration] | None = None,
+    retry_on: Errors | None = None,
+    give_up_on: Errors | None = None,
+    timeout: Duration | None = None,
+    lease: Duration | None = None,
+    stall_after: Duration | None = None,
+    key: keys.Key | None = None,
+    keep: Duration | None = None,
+    result_ttl: Duration | None = None,
+    isolation: Isolation | None = None,
+    schema_version: int = 1,
+    on_dead: Task[..., Any, Any] | str | None = None,
+) -> Definition:
+    """Compile a function and its options into a task's definition, refusing what cannot work."""
+    name = _task_name(handler, name)
+    _refuse_handler(handler, name)
+    is_async = inspect.iscoroutinefunction(handler)
+    context = _context(handler, name, is_async)
+    if max_attempts is not None:
+        _attempts(max_attempts, name)
+    policy = _policy(name, backoff, max_attempts)
+    if max_attempts is None and backoff is not None:
+        max_attempts = backoffs.attempts_for(policy.backoff)
+    return Definition(
+        name=name,
+        handler=handler,
+        context=context,
+        codec=signature.signature_codec(handler, skip_first=context is not None),
+        result_type=signature.result_type(handler),
+        kind=_kind(name, isolation, is_async),
+        is_async=is_async,
+        policy=policy,
+        retries=_retries(retry_on, give_up_on, name),
+        aliases=_aliases(aliases, name),
+        queue=_name(queue, f"{name}: queue="),
+        priority=_whole(priority, f"{name}: priority="),
+        max_attempts=max_attempts,
+        timeout_ms=_span(timeout, f"{name}: timeout="),
+        lease_ms=_span(lease, f"{name}: lease="),
+        stall_after_ms=_span(stall_after, f"{name}: stall_after="),
+        key=None if key is None else _key(key, name),
+        keep_ms=_ms(keep, f"{name}: keep="),
+        result_ttl_ms=_ms(result_ttl, f"{name}: result_ttl="),
+        schema_version=_whole(schema_version, f"{name}: schema_version=", least=1),
+        on_dead=_on_dead(on_dead, name),
+    )
+
+
+def _task_name(handler: Callable[..., Any], name: str | None) -> str:
+    if name is not None:
+        return _name(name, "a task's name=")
+    found = getattr(handler, "__name__", "")
+    if not found or found == "<lambda>":
+        raise ConfigError("a task needs a name: define it with def, or give name=")
+    return str(found)
+
+
+def _refuse_handler(handler: Callable[..., Any], name: str) -> None:
+    """Refuse what can be called but does no work when it is."""
+    if isinstance(handler, Task):
+        raise ConfigError(f"{name} is a task already: decorate the function once, and give all options there")
+    if isinstance(handler, type):
+        raise ConfigError(f"{name} is a class: a task is a function")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise ConfigError(f"{name} yields, so that calling it runs nothing: a task returns its result")
+
+
+def _context(handler: Callable[..., Any], name: str, is_async: bool) -> type[Ctx] | type[SyncCtx] | None:
+    """Say which context the handler's first parameter takes, refusing the wrong one."""
+    parameters = list(inspect.signature(handler).parameters.values())
+    hints: dict[str, type[Ctx] | type[SyncCtx] | None] = {
+        parameter.name: _context_hint(handler, parameter) for parameter in parameters
+    }
+    if not any(hints.values()):
+        return None
+    first, *others = parameters
+    if any(hints[parameter.name] for parameter in others):
+        raise ConfigError(f"{name}: the context is the first parameter, and there is one at most")
+    wanted: type[Ctx] | type[SyncCtx] = Ctx if is_async else SyncCtx
+    said = hints[first.name]
+    if said is not None and said is not wanted:
+        kind = "async" if is_async else "sync"
+        raise ConfigError(f"{name} is {kind}: annotate `{first.name}` as {wanted.__name__}, not {said.__name__}")
+    return wanted
+
+
+def _context_hint(handler: Callable[..., Any], parameter: inspect.Parameter) -> type[Ctx] | type[SyncCtx] | None:
+    """Give the context class a parameter is annotated with, if it is one."""
+    hint = signature.hint_of(handler, parameter.name) if parameter.annotation is not parameter.empty else None
+    if hint is Ctx or hint is SyncCtx:
+        return hint
+    return None
+
+
+def _kind(name: str, isolation: Isolation | None, is_async: bool) -> Kind:
+    if isolation not in (None, "thread", "process"):
+        raise ConfigError(f"{name}: isolation= is {isolation!r}: give 'process', 'thread' or nothing")
+    if isolation == "process":
+        return Kind.PROCESS
+    if isolation == "thread" and is_async:
+        raise ConfigError(f"{name} is async and runs on the event loop: isolation='thread' is for sync handlers")
+    return Kind.ASYNC if is_async else Kind.THREAD
+
+
+def _policy(name: str, backoff: Any, max_attempts: int | None) -> Policy:
+    made = backoffs.exponential() if backoff is None else backoffs.of(backoff)
+    if max_attempts is not None and (unused := backoffs.unused_delays(made, max_attempts)):
+        warnings.warn(
+            f"{name}: with max_attempts={max_attempts} the delays {list(unused)} are never used",
+            stacklevel=5,
+        )
+    return Policy(made)
+
+
+def _retries(retry_on: Errors | None, give_up_on: Errors | None, name: str) -> Callable[[BaseException], bool]:
+    """Make the judge of which errors are worth another attempt."""
+    wanted = _matcher(retry_on, f"{name}: retry_on=") if retry_on is not None else None
+    unwanted = _matcher(give_up_on, f"{name}: give_up_on=") if give_up_on is not None else None
+    if wanted is None and unwanted is None:
+        return _always
+
+    def retries(error: BaseException) -> bool:
+        return (wanted is None or wanted(error)) and not (unwanted is not None and unwanted(error))
+
+    return retries
+
+
+def _always(error: BaseException) -> bool:
+    return True
+
+
+def _matcher(errors: Errors, what: str) -> Callable[[BaseException], bool]:
+    classes = errors if isinstance(errors, tuple | list) else (errors,)
+    if all(isinstance(one, type) and issubclass(one, BaseException) for one in classes):
+        kinds = typing.cast("tuple[type[BaseException], ...]", tuple(classes))
+        return lambda error: isinstance(error, kinds)
+    if callable(errors) and not isinstance(errors, type):
+        return lambda error: bool(errors(error))
+    raise ConfigError(f"{what} takes an exception, a tuple of them, or a function of the error")
+
+
+def _whole(value: Any, what: str, *, least: int = -_HIGHEST - 1) -> int:
+    """Refuse what is no whole number that every store keeps."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _HIGHEST:
+        raise ConfigError(f"{what} is {value!r}: give a whole number from {least} to {_HIGHEST}")
+    return value
+
+
+def _attempts(value: Any, name: str) -> int:
+    return _whole(value, f"{name}: max_attempts=", least=1)
+
+
+def _name(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value or value != failure.escape_text(value):
+        raise ConfigError(f"{what} is {value!r}: a name is a text, not empty, without NUL and lone surrogates")
+    return value
+
+
+def _aliases(aliases: Any, name: str) -> tuple[str, ...]:
+    if isinstance(aliases, str) or not isinstance(aliases, Iterable):
+        raise ConfigError(f"{name}: aliases= is {aliases!r}: give a list of names")
+    return tuple(_name(alias, f"{name}: one of aliases=") for alias in aliases)
+
+
+def _key(key: Any, name: str) -> keys.Key:
+    if callable(key):
+        return typing.cast("keys.Key", key)
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise ConfigError(f"{name}: key= is of type {type(key).__name__}: give a text or a function of the arguments")
+    if isinstance(key, str):
+        keys.check_key(key, f"{name}: key= is")
+    return key
+
+
+def _on_dead(on_dead: Any, name: str) -> Task[..., Any, Any] | str | None:
+    if on_dead is not None and not isinstance(on_dead, Task | str):
+        raise ConfigError(f"{name}: on_dead= is of type {type(on_dead).__name__}: give a task, or the name of one")
+    return on_dead
+
+
+def dead_letter(terms: Terms) -> str:
+    """Write the job that is added when one of these dies; the ending itself adds it."""
+    names = ("task", "queue", "priority", "max_attempts", "lease_ms", "keep_ms", "result_ttl_ms")
+    return msgspec.json.encode({name: getattr(terms, name) for name in names}).decode()
+
+
+def _first(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _ms(value: Duration | None, what: str) -> int | None:
+    return None if value is None else to_ms(value, what=what)
+
+
+def _span(value: Duration | None, what: str) -> int | None:
+    span = _ms(value, what)
+    if span == 0:
+        raise ConfigError(f"{what} is zero: give a duration above zero, or leave it out")
+    return span
+
+
+def moment(at: datetime, what: str) -> int:
+    """Give an aware datetime in the milliseconds that the database keeps."""
+    if not isinstance(at, datetime):
+        raise ConfigError(f"{what} is of type {type(at).__name__}: give an aware datetime, or a duration as delay=")
+    if at.utcoffset() is None:
+        raise ConfigError(
+            f"{what} is {at}, which has no time zone: give an aware datetime, as datetime.now(UTC) is one"
+        )
+    return max(0, math.ceil(at.timestamp() * 1000))

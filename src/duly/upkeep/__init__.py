@@ -1,0 +1,98 @@
+"""The upkeep of the queue. Every worker does it, any number at once: each step is guarded by what it read.
+
+Rescue takes jobs from workers that stopped beating, promote makes a backlog of due jobs ready, park sets aside what
+nobody knows, expire ends what did not start in time, prune removes what has had its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from duly.errors import DulyError
+from duly.store import ops
+from duly.store.ops import Op
+from duly.upkeep.rescue import Rescue
+
+if TYPE_CHECKING:
+    from duly.worker import Worker
+
+log = logging.getLogger("duly.worker")
+
+LOOK_SECONDS = 0.25
+TIDY_SECONDS = 1.0
+PRUNE_SECONDS = 60.0
+CHUNK = 1000
+PEEK = 100
+
+
+class Upkeep:
+    """Does the upkeep beside one worker's turns."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._rescue = Rescue(worker)
+        self._tidy_at = 0.0
+        self._wake_at = 0.0
+        self._prune_at = worker.clock() + PRUNE_SECONDS / 2
+
+    async def run(self) -> None:
+        """Look after the queue, for ever; what fails is told once and tried again next time."""
+        failing = False
+        while True:
+            try:
+                await self._round()
+                failing = False
+            except DulyError as error:
+                if not failing:
+                    log.warning("upkeep.failed", extra={"error": str(error)})
+                failing = True
+            await asyncio.sleep(self._rescue.pause(LOOK_SECONDS))
+
+    async def _round(self) -> None:
+        await self._rescue.look()
+        now = self._worker.clock()
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_SECONDS
+            await self._tidy()
+        if now >= self._wake_at:
+            self._wake_at = now + self._worker.shortest_lease_ms() / 3000
+            await self._wake_parked()
+        if now >= self._prune_at:
+            self._prune_at = now + PRUNE_SECONDS
+            await self._prune()
+
+    async def _tidy(self) -> None:
+        driver = self._worker.driver
+        for queue in self._worker.queues:
+            await self._to_the_end(ops.promote(queue, CHUNK), CHUNK)
+            if await driver.arun(ops.park(queue, PEEK)):
+                await self._to_the_end(ops.park(queue, CHUNK), 1)
+        while ids := await driver.arun(ops.expirable(CHUNK)):
+            await driver.arun(ops.expire(ids))
+            if len(ids) < CHUNK:
+                break
+
+    async def _wake_parked(self) -> None:
+        """Wake the jobs that waited for a worker that knows their task, as we do."""
+        versions = {name: task.definition.schema_version for name, task in self._worker.app.tasks.items()}
+        await self._to_the_end(ops.wake(versions, self._worker.queues, CHUNK), CHUNK)
+
+    async def _prune(self) -> None:
+        keep_ms = self._worker.app.settings.keep_ms
+        for what in ops.PRUNABLE:
+            await self._to_the_end(ops.prune(what, CHUNK, keep_ms=keep_ms), CHUNK)
+        self._tell_counts()
+
+    async def _to_the_end(self, op: Op[int], full: int) -> None:
+        """Do a chunk after the other until one is not full, with room for others in between."""
+        while await self._worker.driver.arun(op) >= full:  # noqa: ASYNC110 (a pause, not a wait)
+            await asyncio.sleep(0.01)
+
+    def _tell_counts(self) -> None:
+        """Sum up what happened since the last time."""
+        counts, self._worker.app.events.counts = self._worker.app.events.counts, type(self._worker.app.events.counts)()
+        jobs = {name.removeprefix("job."): count for name, count in counts.items() if name.startswith("job.")}
+        if jobs:
+            log.info("worker.summary", extra={"worker": self._worker.id, **jobs})

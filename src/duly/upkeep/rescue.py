@@ -1,0 +1,63 @@
+"""Takes jobs from workers that stopped beating.
+
+A lease that ended is not enough: its worker may only have lost the database for a while and be back any moment. It is
+taken when the same token and the same end were seen twice, one beat and a half second apart by our own monotonic
+clock, with no failure of the database in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from duly.model import Sighting
+from duly.store import ops
+
+if TYPE_CHECKING:
+    from duly.worker import Worker
+
+MARGIN_SECONDS = 0.5
+
+
+class Rescue:
+    """Remembers which leases were seen to have ended, and since when."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._seen: dict[Sighting, float] = {}
+        self._failures = 0
+
+    async def look(self) -> None:
+        """Look for ended leases, and take those that were seen long enough ago."""
+        worker = self._worker
+        failures = worker.driver.failures
+        found = await worker.driver.arun(ops.expired_leases())
+        now = worker.clock()
+        if worker.driver.failures != self._failures or failures != self._failures:
+            self._failures = worker.driver.failures
+            self._seen.clear()
+        own = {lease.job.token for lease in worker.leases()}
+        self._seen = {one: self._seen.get(one, now) for one in found if one.token not in own}
+        if self._seen:
+            worker.children.warm_up()
+        if due := [one for one, since in self._seen.items() if now - since >= _patience(one)]:
+            await self._take(due)
+
+    async def _take(self, due: list[Sighting]) -> None:
+        taken = await self._worker.driver.arun(ops.rescue(due))
+        for one in due:
+            self._seen.pop(one, None)
+            if one.id in taken:
+                self._worker.app.events.tell(
+                    "job.rescued", logging.WARNING, job_id=one.id, from_worker=one.worker, state=taken[one.id].value
+                )
+        self._worker.suspects_ready()
+
+    def pause(self, longest: float) -> float:
+        """Say how long to wait before the next look: exactly until something seen may be taken, if that is sooner."""
+        now = self._worker.clock()
+        return max(0.01, min([longest, *(since + _patience(one) - now for one, since in self._seen.items())]))
+
+
+def _patience(one: Sighting) -> float:
+    return one.lease_ms / 3000 + MARGIN_SECONDS

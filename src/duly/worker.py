@@ -1,0 +1,717 @@
+"""A worker: takes jobs on lease, runs their handlers, records how they ended.
+
+It works in turns: finish everything that has ended since the last turn, claim as many as there are free slots. There
+are no timers to fill a batch: while one turn is on its way to the database, results pile up and make the next one.
+Async handlers run in long-lived consumers on the event loop, sync ones in long-lived threads. A slot is free again
+when the end of its job is recorded.
+
+Beside the turns run the beats (`heart`), the upkeep of the queue (`upkeep`), the suspects (`isolation`) and a watch
+over handlers that should have ended. Polling is the truth; a wake-up only spares the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from duly import keys, runner
+from duly.context import Asked, Lease, current
+from duly.durations import Duration, to_ms
+from duly.errors import AnswerLost, ConfigError, DulyError, PayloadError, StoreError, StoreUnavailable
+from duly.events import about
+from duly.failure import describe
+from duly.heart import Heart, identity
+from duly.isolation import Children, Suspects
+from duly.model import Change, Failed, Outcome, Released, State, Verdict
+from duly.overtime import Overtime
+from duly.pace import LATE_SECONDS, Pace
+from duly.store import ops
+from duly.store.ops import Finish, Op
+from duly.tasks import Kind
+from duly.threads import Spawn, Threads, start_thread
+from duly.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from duly.app import Duly
+    from duly.store.driver import Driver
+
+T = TypeVar("T")
+Ended = tuple[Lease, Change]
+
+# How long handlers run on without a look at the rest of the event loop.
+FAIR_SECONDS = 0.005
+BUSY_SECONDS = 1.0
+# After the grace time: how long a handler that was told to stop gets, and what recording that may take.
+TOLD_SECONDS = 0.3
+LAST_SECONDS = 0.6
+
+
+class Worker:
+    """Runs the jobs of one app in one process. `concurrency` handlers run at once."""
+
+    def __init__(
+        self,
+        app: Duly,
+        *,
+        queues: Iterable[str] | Mapping[str, int | None] | None = None,
+        concurrency: int = 10,
+        grace: Duration | None = None,
+        drain: bool = False,
+        signals: bool = True,
+        on_stuck: Callable[[], None] | None = None,
+        spawn: Spawn = start_thread,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        if concurrency < 1:
+            raise ConfigError(f"concurrency is {concurrency}: at least one job must run")
+        self.app = app
+        self.driver: Driver = app.driver
+        self.queues = _limits(app, queues)
+        self.concurrency = concurrency
+        self.id, self._host, self._pid = identity()
+        self.spawn = spawn
+        self.clock = clock
+        self.chance = chance
+        self._grace_s = (app.settings.grace_ms if grace is None else to_ms(grace, what="grace=")) / 1000
+        self.draining = drain
+        self._signals = signals
+        self._on_stuck = on_stuck
+        self._order = deque(self.queues)
+        self._held: dict[str, Lease] = {}
+        self._aside: set[str] = set()  # held, but in no slot: suspects
+        self._stuck: set[Lease] = set()
+        self._buffer: deque[Lease] = deque()
+        self._running = 0
+        self._lock = threading.Lock()  # of the buffer and the number of running handlers, which threads change too
+        self._ended: deque[Ended] = deque()
+        self._consumers: list[asyncio.Future[Lease]] = []
+        self._background: set[asyncio.Task[Any]] = set()
+        self._pace = Pace(concurrency, app.tasks, app.settings.max_attempts)
+        self.threads = Threads(concurrency, spawn, self._run_in_thread)
+        self.children = Children(app, concurrency)
+        self.heart = Heart(self, clock=clock)
+        self._stopping = False
+        self._stop_at = 0.0
+        self._told = False
+        self._closing = False
+        self._filling = False
+        self.emptying = False  # claims nothing, so that a suspect can run alone in this process
+        self._poked = False
+        self._exhausted: set[str] = set()  # queues that had less than this turn asked for
+        self._armed = False
+        self._busy_since: float | None = None
+        self._next_due: float | None = None
+        self._due_known = False
+
+    # The whole life
+
+    async def run(self) -> None:
+        """Work until stopped, or with `drain` until nothing is due any more."""
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._online = asyncio.Event()
+        self._stop_told = asyncio.Event()
+        self._vacant = asyncio.Event()  # something held was recorded
+        self._suspects = Suspects(self)
+        self._refuse_what_cannot_run()
+        with self._signal_handlers(), self._children_of_handlers_noted():
+            await self._begin()
+            turns = asyncio.create_task(self._turns(), name="duly-turns")
+            beside = [asyncio.create_task(work, name=f"duly-{name}") for name, work in self._beside()]
+            try:
+                await self._end_of(turns)
+            finally:
+                await self._close(turns, beside)
+
+    def stop(self) -> None:
+        """Claim no more, let what runs end within the grace time, then go. Asked twice, go at once."""
+        now = self.clock()
+        self._stop_at = now if self._stopping else now + self._grace_s
+        if not self._stopping:
+            self.app.events.tell("worker.stopping", worker=self.id, running=len(self._held), grace_s=self._grace_s)
+        self._stopping = True
+        self.call_soon(self._stop_told.set)
+        self.poke()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker takes no more jobs."""
+        return self._stopping
+
+    def _beside(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        yield "overtime", Overtime(self).run()
+        yield "upkeep", Upkeep(self).run()
+        yield "suspects", self._suspects.run()
+
+    async def _begin(self) -> None:
+        """Reach the database and say that we are there; wait for it as long as it takes."""
+        warned = False
+        while not self._stopping:
+            try:
+                await self.driver.arun(self.registration())
+                break
+            except (StoreUnavailable, AnswerLost) as error:
+                if not warned:
+                    self.app.events.tell("worker.waiting_for_database", logging.WARNING, error=str(error))
+                warned = True
+                self.heart.sign()
+                await self._sleep(random.uniform(0.3, 1.0))  # noqa: S311
+        self._watch = self.driver.watch(self._changed)
+        self._online.set()
+        self.heart.start()
+        self.app.events.tell(
+            "worker.started",
+            worker=self.id,
+            queues=self.queues,
+            tasks=sorted(self.app.tasks),
+            concurrency=self.concurrency,
+        )
+
+    async def _end_of(self, turns: asyncio.Task[None]) -> None:
+        """Wait for the turns to end; once we are to stop, no longer than the grace time and a second."""
+        while not turns.done():
+            self._stop_told.clear()
+            left = self._stop_at + LAST_SECONDS - self.clock() if self._stopping else None
+            if left is not None and left <= 0:
+                return
+            told = asyncio.create_task(self._stop_told.wait())
+            await asyncio.wait({turns, told}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+        turns.result()
+
+    async def _close(self, turns: asyncio.Task[None], beside: Sequence[asyncio.Task[None]]) -> None:
+        self._stopping = self._closing = True
+        work = {turns, *beside, *self._background}
+        for task in work:
+            task.cancel()
+        await asyncio.wait(work, timeout=TOLD_SECONDS)  # a handler may hold on for ever
+        await self.children.close()
+        self._watch.close()
+        await asyncio.to_thread(self._join)
+        with contextlib.suppress(DulyError, TimeoutError):
+            async with asyncio.timeout(TOLD_SECONDS):
+                await self._leave()
+        self.app.events.tell("worker.stopped", worker=self.id, left=len(self._held))
+
+    def _join(self) -> None:
+        """Wait for the threads that can end."""
+        self.heart.stop()
+        self.threads.close()
+
+    async def _leave(self) -> None:
+        """Give back what could not end, and say that we have gone."""
+        left = [lease.job for lease in self._held.values() if not lease.sent]
+        if left:
+            await self.driver.arun(ops.release(left))
+            self._held.clear()
+        await self.driver.arun(ops.leave(self.id))
+
+    def _refuse_what_cannot_run(self) -> None:
+        isolated = [task.name for task in self.app.tasks.values() if task.definition.kind is Kind.PROCESS]
+        if isolated and self.app.spec is None:
+            raise ConfigError(
+                f"task {isolated[0]} has isolation='process', but a new process cannot import its app: "
+                "define it in a module, not in __main__, as a global of that module"
+            )
+
+    # Turns
+
+    async def _turns(self) -> None:
+        while not self._done():
+            self._wake.clear()
+            self._poked = False
+            await self._turn()
+            await self._rest()
+
+    def _done(self) -> bool:
+        if self._held or self._ended:
+            return False
+        empty = self._exhausted.issuperset(self.queues) and not self._suspects.busy
+        return self._stopping or (self.draining and empty)
+
+    async def _turn(self) -> None:
+        """Finish what has ended, claim what there is room for; both in one round trip."""
+        self._give_back_late()
+        if self._stopping:
+            self._stop_running()
+        ended = self._take_ended()
+        for one in ended:
+            if one[0].staged:  # its row may still be locked by the handler's own transaction
+                self._in_background(self._record_apart(one))
+        ended = [one for one in ended if not one[0].staged]
+        if ended:
+            await asyncio.gather(self.record(ended), self._fill())
+            if any(change.state is State.READY for _, change in ended):
+                self._exhausted.clear()  # what was given back may be claimed again
+        else:
+            await self._fill()
+
+    def _take_ended(self) -> list[Ended]:
+        ended = []
+        while self._ended:
+            lease, change = self._ended.popleft()
+            lease.sent = True
+            ended.append((lease, change))
+        return ended
+
+    async def record(self, ended: Sequence[Ended]) -> None:
+        """Write how attempts ended; whatever happens to the database meanwhile, until it is answered."""
+        try:
+            verdicts = await self.surely(ops.finish([Finish(lease.job, change) for lease, change in ended]))
+        except (StoreError, PayloadError) as error:
+            if len(ended) > 1:  # one that cannot be recorded does not keep the others from it
+                for one in ended:
+                    await self.record([one])
+                return
+            verdicts = await self._record_bare(*ended[0], error)
+        now = self.clock()
+        for lease, change in ended:
+            self._held.pop(lease.job.id, None)
+            self._aside.discard(lease.job.id)
+            self.app.events.attempted(lease, change, verdicts.get(lease.job.id, Verdict.LOST), now)
+            if change.state is State.SCHEDULED:
+                self._due_known = False
+        self._vacant.set()
+
+    async def _record_apart(self, one: Ended) -> None:
+        await self.record([one])
+        self.poke()
+
+    async def _record_bare(self, lease: Lease, change: Change, error: Exception) -> dict[str, Verdict]:
+        """Record an end that the database refuses to take as it is, with the refusal as its error."""
+        outcome = Failed(describe(error), retry=False, reason="its end could not be recorded")
+        try:
+            return await self.surely(ops.finish([Finish(lease.job, runner.change_of(lease, outcome, 0.0))]))
+        except StoreError:
+            log.exception("job.not_recorded", extra=about(lease))
+            return {}
+
+    async def _fill(self) -> None:
+        """Claim as many jobs as there is room for, queue after queue in turns, and start them."""
+        self._exhausted.clear()
+        if not self._takes_jobs():
+            return
+        self._filling = True
+        try:
+            await self._fill_from_queues()
+        finally:
+            self._filling = False
+            self._vacant.set()
+
+    async def _fill_from_queues(self) -> None:
+        self._order.rotate(-1)
+        ahead, quick = self._pace.ahead(self.clock())
+        claimed = 0
+        for queue in list(self._order):
+            claimed += await self._take_from(queue, self._room(queue), 0 if self.queues[queue] else ahead, quick)
+        self._note_busy(claimed)
+
+    async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
+        """Claim for the free slots, and of quick tasks beyond them."""
+        if quick.issuperset(self.app.tasks):
+            return await self._take(queue, room + ahead, self.app.tasks)
+        taken = await self._take(queue, room, self.app.tasks)
+        if ahead and taken >= room:
+            taken += await self._take(queue, min(ahead, self._room(queue) + ahead), quick)
+        return taken
+
+    async def _take(self, queue: str, limit: int, tasks: Iterable[str]) -> int:
+        if limit <= 0:
+            return 0
+        leases = await self.claim(queue, limit, tasks)
+        if len(leases) < limit and tasks is self.app.tasks:
+            self._exhausted.add(queue)
+        self._pace.note_claim(len(leases), sum(len(lease.job.payload) for lease in leases))
+        slots = self.concurrency - self._running
+        for place, lease in enumerate(leases):
+            # What runs at most once must not wait here: if we died, it would have had its chance.
+            if place >= slots and lease.job.max_attempts == 1:
+                self._pace.late(self.clock())
+                self.give_back(lease)
+            else:
+                self._buffer.append(lease)
+        self._dispatch()
+        return len(leases)
+
+    async def claim(
+        self, queue: str, limit: int, tasks: Iterable[str], *, alone: bool = False, child: bool = False
+    ) -> list[Lease]:
+        """Take jobs on lease; for a child's, its death is seen here, and ours is not its fault."""
+        holder = f"{self.id}{ops.CHILD}" if child else self.id
+        op = ops.claim(queue, limit=limit, token=keys.new_token(), worker=holder, tasks=tasks, alone=alone)
+        jobs = await self.surely(op)
+        now, schema = self.clock(), self.app.settings.schema
+        leases = []
+        for job in jobs:
+            lease = Lease(job, self.app.tasks[job.task], self.driver, schema, now)
+            if job.cancel_requested_at is not None:
+                lease.asked = Asked.CANCEL
+            self._held[job.id] = lease
+            self.heart.mind(job.lease_ms)
+            leases.append(lease)
+        return leases
+
+    def _room(self, queue: str) -> int:
+        """Say how many jobs of a queue may be claimed beside those held."""
+        room = self.concurrency - (len(self._held) - len(self._aside)) - len(self._stuck)
+        limit = self.queues[queue]
+        if limit is not None:
+            room = min(room, limit - sum(lease.job.queue == queue for lease in self._held.values()))
+        return room
+
+    # Rest
+
+    async def _rest(self) -> None:
+        """Sleep until something may have changed: a job ended, one was enqueued, one is due."""
+        if self._ended or self._done() or self._may_claim_more():
+            return
+        idle = self._takes_jobs() and any(self._room(queue) > 0 for queue in self.queues)
+        if idle and not self._armed:
+            await asyncio.to_thread(self._watch.arm)
+            self._armed = True
+            return  # and look once more, now that a change would be told
+        if idle and not self._due_known:
+            await self._look_ahead()
+        await self._sleep(self._how_long())
+        if idle:
+            self._watch.arm()  # some tell only once; before the next claim, so that nothing falls in between
+
+    async def _sleep(self, seconds: float) -> None:
+        timer = self._loop.call_later(seconds, self._time_has_passed)
+        await self._wake.wait()
+        timer.cancel()
+
+    def _time_has_passed(self) -> None:
+        self._due_known = False
+        self._wake.set()
+
+    def _how_long(self) -> float:
+        now = self.clock()
+        until = [now + self.app.settings.poll_ms / 1000]
+        if self._next_due is not None:
+            until.append(self._next_due)
+        if self._buffer:
+            until.append(self._buffer[0].claimed_at + LATE_SECONDS)
+        if self._stopping:
+            until.append(self._stop_at + (TOLD_SECONDS if self._told else 0.0))
+        return max(0.0, min(until) - now)
+
+    def _may_claim_more(self) -> bool:
+        """Say whether there is room, perhaps only since this turn's finishes, for a queue that may have jobs."""
+        return self._takes_jobs() and any(
+            queue not in self._exhausted and self._room(queue) > 0 for queue in self.queues
+        )
+
+    def _takes_jobs(self) -> bool:
+        return not (self._stopping or self.emptying)
+
+    async def _look_ahead(self) -> None:
+        """Ask when the next job is due, so that we sleep exactly until then."""
+        self._next_due = None
+        for queue in self.queues:
+            due_in_ms = await self.surely(ops.next_due(queue))
+            if due_in_ms is not None:
+                due = self.clock() + max(due_in_ms, 1) / 1000
+                self._next_due = due if self._next_due is None else min(due, self._next_due)
+        self._due_known = True
+
+    def _note_busy(self, claimed: int) -> None:
+        """Stop listening for wake-ups once the work does not stop, and look for the next due time anew."""
+        if not claimed:
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = self.clock()
+        elif self._armed and self.clock() - self._busy_since > BUSY_SECONDS:
+            self._armed = False
+            self._watch.disarm()
+
+    def _changed(self) -> None:
+        """Hear, from any thread, that jobs may be ready."""
+        self._due_known = False
+        self.poke()
+
+    def poke(self) -> None:
+        """Wake the turns, from any thread."""
+        if not self._poked:
+            self._poked = True
+            self.call_soon(self._wake.set)
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Have the event loop call a function, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(function, *args)
+
+    # Running
+
+    def _dispatch(self) -> None:
+        """Start what is claimed, as far as there are slots, in the order of the claim."""
+        while True:
+            with self._lock:
+                if not self._buffer or self._running >= self.concurrency:
+                    return
+                lease = self._buffer.popleft()
+                self._running += 1
+            self._start(lease)
+
+    def _start(self, lease: Lease) -> None:
+        match lease.task.definition.kind:
+            case Kind.ASYNC if self._consumers:
+                self._consumers.pop().set_result(lease)
+            case Kind.ASYNC:
+                self._in_background(self._consume(lease))
+            case Kind.THREAD:
+                self.threads.put(lease)
+            case Kind.PROCESS:
+                self._in_background(self._run_in_child(lease))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _consume(self, lease: Lease) -> None:
+        """Run async handlers, one after the other, for as long as the worker lives."""
+        looked_up_at = self.clock()
+        while True:
+            lease.begun_at = self.clock()
+            self.ended(lease, await runner.arun(lease))
+            if self._closing:
+                return
+            following = self._following(Kind.ASYNC)
+            if following is None:
+                resting: asyncio.Future[Lease] = self._loop.create_future()
+                self._consumers.append(resting)
+                following = await resting
+                looked_up_at = self.clock()
+            elif lease.begun_at - looked_up_at > FAIR_SECONDS:
+                await asyncio.sleep(0)
+                looked_up_at = self.clock()
+            lease = following
+
+    def _run_in_thread(self, lease: Lease) -> Lease | None:
+        """Run a sync handler in this thread, and give the next one for it."""
+        lease.begun_at = self.clock()
+        self.ended(lease, self.threads.run(lease))
+        return self._following(Kind.THREAD)
+
+    async def _run_in_child(self, lease: Lease) -> None:
+        lease.begun_at = self.clock()
+        self.ended(lease, await self.children.run(lease))
+        if (following := self._following(Kind.PROCESS)) is not None:
+            self._start(following)
+
+    def _following(self, kind: Kind) -> Lease | None:
+        """Give the slot that has become free to the next job if it runs in the same place, else back."""
+        with self._lock:
+            if self._buffer and self._buffer[0].task.definition.kind is kind:
+                return self._buffer.popleft()
+            self._running -= 1
+            waiting = bool(self._buffer)
+        if waiting:
+            self.call_soon(self._dispatch)
+        return None
+
+    def ended(self, lease: Lease, outcome: Outcome) -> None:
+        """Take note of how an attempt ended; the next turn records it. May be called from any thread."""
+        if lease.staged:
+            self.driver.mind_wal()
+        if lease.closed:  # given up on long ago
+            self._stuck.discard(lease)
+            self.app.events.tell("job.ended_late", logging.WARNING, **about(lease))
+        else:
+            self._pace.note(lease.job.task, self.clock() - (lease.begun_at or 0.0))
+            self._ended.append((lease, runner.change_of(lease, outcome, self.chance())))
+        self.poke()
+
+    def give_back(self, lease: Lease) -> None:
+        """Release a job, its attempt uncounted."""
+        lease.closed = True
+        self._ended.append((lease, runner.change_of(lease, Released(), 0.0)))
+
+    def _give_back_late(self) -> None:
+        """Release what was claimed ahead and has not begun in time, or will not because we stop."""
+        now = self.clock()
+        while True:
+            with self._lock:
+                if not self._buffer or not (self._stopping or now - self._buffer[0].claimed_at > LATE_SECONDS):
+                    return
+                lease = self._buffer.popleft()
+            self._pace.late(now)
+            self.give_back(lease)
+
+    def give_up_on(self, lease: Lease, outcome: Outcome) -> None:
+        """Record the end of an attempt whose handler does not end; its slot stays taken until it does."""
+        change = runner.change_of(lease, outcome, self.chance())
+        if change.state is State.SCHEDULED:
+            # It still runs: nobody else may begin before its lease would have ended.
+            change = Change(change.state, max(change.after_ms or 0, lease.job.lease_ms), error=change.error)
+        lease.closed = True
+        self._stuck.add(lease)
+        self._ended.append((lease, change))
+        self.app.events.tell("job.stuck", logging.ERROR, **about(lease), stuck=len(self._stuck))
+        self.poke()
+        if self._on_stuck is not None and 2 * len(self._stuck) >= self.concurrency:
+            self._on_stuck()
+            self.stop()
+
+    # Stopping
+
+    def _stop_running(self) -> None:
+        """Once the grace time is over, tell handlers to stop; a moment later give back what they hold."""
+        now = self.clock()
+        if now < self._stop_at:
+            return
+        running = [lease for lease in self._held.values() if not (lease.sent or lease.closed)]
+        if not self._told:
+            self._told = True
+            for lease in running:
+                self.ask(lease, Asked.STOPPING)
+        elif now >= self._stop_at + TOLD_SECONDS:
+            for lease in running:
+                self.give_back(lease)
+
+    def ask(self, lease: Lease, asked: Asked) -> None:
+        """Ask a handler to stop: its next context call raises, and so does what an async one awaits."""
+        if lease.asked is asked:
+            return
+        lease.asked, lease.asked_at = asked, self.clock()
+        if not self.children.ask(lease) and lease.aio is not None:
+            lease.aio.cancel()
+
+    def interrupt(self, lease: Lease) -> None:
+        """Raise into a handler that did not stop when asked."""
+        if lease.aio is not None:
+            lease.aio.cancel()
+        else:
+            self.threads.interrupt(lease)
+
+    # What the heart hears
+
+    def leases(self) -> list[Lease]:
+        """List what is held."""
+        return list(self._held.values())
+
+    def extended(self, leases: Sequence[Lease], answer: Mapping[str, int | None]) -> None:
+        """Hear which leases stand, and which jobs are asked to cancel."""
+        for lease in leases:
+            if lease.sent or lease.closed or self._held.get(lease.job.id) is not lease:
+                continue
+            if lease.job.id not in answer:
+                self.app.events.tell("job.lease_lost", logging.WARNING, **about(lease))
+                self.ask(lease, Asked.LOST)
+            elif answer[lease.job.id] is not None and lease.asked is None:
+                self.ask(lease, Asked.CANCEL)
+
+    def disconnected(self) -> None:
+        """Hear that the database cannot be reached."""
+        self._online.clear()
+
+    def connected(self) -> None:
+        """Hear that the leases are extended."""
+        if not self._online.is_set():
+            self._online.set()
+            self.poke()
+
+    async def surely(self, op: Op[T]) -> T:
+        """Run an operation until it is answered, however long the database is away."""
+        while True:
+            try:
+                return await self.driver.arun(op)
+            except AnswerLost as lost:
+                op = lost.again or op  # type: ignore[assignment]
+            except StoreUnavailable:
+                pass
+            # The heart is the first to be back, and extends the leases before anybody goes on.
+            self._online.clear()
+            self.heart.hurry()
+            await self._online.wait()
+
+    def registration(self) -> Op[None]:
+        """Make the operation that says who we are and what we know."""
+        return ops.register(
+            self.id,
+            host=self._host,
+            pid=self._pid,
+            queues=self.queues,
+            tasks=self.app.tasks,
+            beat_ms=max(self.shortest_lease_ms() // 3, 1000),
+        )
+
+    def shortest_lease_ms(self) -> int:
+        """Give the shortest lease of the tasks known here."""
+        default = self.app.settings.lease_ms
+        return min([default, *(task.definition.lease_ms or default for task in self.app.tasks.values())])
+
+    def suspects_ready(self) -> None:
+        """Hear that there may be suspects to run alone."""
+        self._suspects.hint()
+
+    def set_aside(self, lease: Lease) -> None:
+        """Count a held job as being in no slot."""
+        self._aside.add(lease.job.id)
+
+    async def emptied(self) -> None:
+        """Wait until nothing but what was set aside is held; nothing is claimed while `emptying` is set."""
+        while self._filling or len(self._held) > len(self._aside):
+            self._vacant.clear()
+            self.poke()
+            await self._vacant.wait()
+
+    # Around
+
+    @contextlib.contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        """Stop on SIGTERM and Ctrl-C, where this is the thread that hears of them."""
+        if not self._signals or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        heard = (signal.SIGTERM, signal.SIGINT)
+        for number in heard:
+            self._loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in heard:
+                self._loop.remove_signal_handler(number)
+
+    @contextlib.contextmanager
+    def _children_of_handlers_noted(self) -> Iterator[None]:
+        """Remember which tasks a handler starts, to name those it leaves behind."""
+        before = self._loop.get_task_factory()
+
+        def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+            task = before(loop, coroutine, **options) if before else asyncio.Task(coroutine, loop=loop, **options)
+            if (lease := current.get()) is not None:
+                lease.left.append(task)  # type: ignore[arg-type]
+            return task
+
+        self._loop.set_task_factory(make)
+        try:
+            yield
+        finally:
+            self._loop.set_task_factory(before)
+
+
+log = logging.getLogger("duly.worker")
+
+
+def _limits(app: Duly, queues: Iterable[str] | Mapping[str, int | None] | None) -> dict[str, int | None]:
+    """Give the queues to serve, each with the number of its jobs that run at once at most."""
+    if queues is None:
+        return dict.fromkeys(sorted({"default", *(task.definition.queue for task in app.tasks.values())}))
+    limits = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues)
+    if not limits:
+        raise ConfigError("queues= is empty: name at least one, or leave it out to serve those of the app's tasks")
+    for queue, limit in limits.items():
+        if limit is not None and limit < 1:
+            raise ConfigError(f"the limit of queue {queue!r} is {limit}: at least 1, or none")
+    return limits

@@ -1,0 +1,146 @@
+"""What a driver says of its database and of what befell it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from duly.errors import SchemaMismatch, StoreUnavailable
+from duly.settings import Settings, parse_url
+from duly.store import open_driver, ops, sqlite
+from duly.store.migrate import newest
+from duly.store.postgres import PostgresDriver
+from duly.store.sqlite import SQLiteDriver
+from tests.contract.stores import PostgresStore, SQLiteStore, Store
+from tests.servers.postgres import PostgresServer
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+def test_a_worker_can_say_which_file_it_works_on(tmp_path: Path, monkeypatch, durability: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    driver = SQLiteDriver("duly.db", durability=durability)
+    about = driver.about()
+    assert (about.store, about.where, about.durability) == ("SQLite", str(tmp_path / "duly.db"), durability)
+    assert (about.engine, about.schema) == (f"SQLite {sqlite3.sqlite_version}", str(newest("sqlite")))
+    driver.close()
+
+
+def test_a_worker_can_say_which_server_it_works_on_and_whether_that_keeps_what_it_commits(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    with_password = postgres_url.replace("postgres@", "postgres:secret@")
+    driver = PostgresDriver(with_password)
+    about = driver.about()
+    assert about.store == "PostgreSQL"
+    assert about.where == f"127.0.0.1:{postgres.port}/{postgres_url.rpartition('/')[2]}"
+    assert about.engine.startswith("PostgreSQL ")
+    assert about.schema == f"duly {newest('postgres')}"
+    assert about.durability == "fsync off"  # so that tests are fast
+    assert "secret" not in repr(about)
+    driver.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_forgets_commits_in_a_crash_is_named() -> None:
+    from duly.store.postgres import bring_up_to_date
+
+    with PostgresServer(durable=True) as server:
+        url = server.new_database()
+        bring_up_to_date(url)
+        said = []
+        for options in ("", "?options=-c%20synchronous_commit%3Doff", "?options=-c%20synchronous_commit%3Dlocal"):
+            driver = PostgresDriver(url + options)
+            said.append(driver.about().durability)
+            driver.close()
+    assert said == ["full", "synchronous_commit off", "full"]
+
+
+def test_whoever_cannot_say_says_why(postgres: PostgresServer, tmp_path: Path) -> None:
+    nowhere = PostgresDriver("postgresql://postgres@127.0.0.1:1/none")
+    with pytest.raises(StoreUnavailable):
+        nowhere.about()
+    assert nowhere.failures == 1
+    empty = postgres.new_database()
+    bare = PostgresDriver(empty)
+    with pytest.raises(SchemaMismatch):
+        bare.about()
+    assert bare.failures == 0
+    for driver in (nowhere, bare):
+        driver.close()
+    postgres.drop(empty)
+    (tmp_path / "duly.db").write_bytes(b"no database " * 100)
+    file = SQLiteDriver(tmp_path / "duly.db")
+    with pytest.raises(StoreUnavailable):
+        file.about()
+    assert file.failures == 1
+
+
+def test_nothing_failed_where_nothing_failed(store: Store) -> None:
+    [job] = store.enqueue() and store.claim()
+    store.succeed(job)
+    assert store.driver.failures == 0
+
+
+def test_a_broken_connection_is_counted_and_one_that_only_has_to_wait_is_not(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url)
+    [job_id] = store.enqueue()
+    store.query("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'duly'")
+    store.run(ops.promote("default"))
+    assert store.driver.failures == 1
+    hurried = PostgresDriver(f"{postgres_url}?options=-c%20statement_timeout%3D100")
+    with psycopg.connect(postgres_url) as theirs:
+        theirs.execute("select id from duly.duly_job for update")
+        with pytest.raises(StoreUnavailable):
+            hurried.run(ops.cancel([job_id]))
+        theirs.rollback()
+    assert hurried.failures == 0
+    hurried.close()
+    store.close()
+
+
+def test_a_file_that_stays_locked_is_counted(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "duly.db")
+    store.close()
+    driver = SQLiteDriver(tmp_path / "duly.db", busy_s=0.05)
+    driver.run(ops.clock())
+    theirs = sqlite3.connect(tmp_path / "duly.db", isolation_level=None)
+    theirs.execute("begin immediate")
+    with pytest.raises(StoreUnavailable):
+        driver.run(ops.promote("default"))
+    assert driver.failures == 1
+    theirs.execute("rollback")
+    theirs.close()
+    driver.close()
+
+
+def test_minding_a_short_wal_opens_nothing_and_a_long_one_is_checkpointed(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "duly.db"
+    driver = SQLiteDriver(path)
+    driver.mind_wal()
+    assert not path.exists()
+    store = SQLiteStore(path)
+    store.enqueue()
+    driver.mind_wal()
+    assert driver._writer is None
+    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1)
+    driver.mind_wal()
+    assert driver._writer is not None
+    for one in (store, driver):
+        one.close()
+
+
+def test_minding_a_wal_is_nothing_where_there_is_none(store: Store) -> None:
+    store.driver.mind_wal()
+
+
+def test_the_url_to_listen_on_reaches_the_driver(postgres_url: str) -> None:
+    elsewhere = f"{postgres_url}?application_name=listener"
+    for listen_url in (None, elsewhere):
+        settings = Settings(url=parse_url(postgres_url), listen_url=listen_url and parse_url(listen_url))
+        driver = open_driver(settings)
+        assert isinstance(driver, PostgresDriver)
+        assert (driver._listen_url is None) == (listen_url is None)
+        driver.close()

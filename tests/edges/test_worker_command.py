@@ -1,0 +1,627 @@
+"""`duly worker`, `duly jobs` and `duly check`, through the real program: processes, signals, and what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from duly import liveness
+from duly.model import JobRecord, State
+
+DULY = str(Path(sys.executable).parent / "duly")
+PATIENCE = 40.0
+
+TASKS = """
+import time
+from pathlib import Path
+from duly import Duly
+
+app = Duly({url!r})
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+
+@app.task(queue="mail", max_attempts=1)
+async def fail(word: str) -> None:
+    raise ValueError("no")
+
+@app.task
+def nap(seconds: float) -> None:
+    Path("napping").touch()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.02)
+
+@app.task
+def hang() -> None:
+    Path("hanging").touch()
+    time.sleep(600)
+
+@app.task
+async def block() -> None:
+    Path("blocking").touch()
+    time.sleep(600)
+
+@app.task(timeout="200ms", max_attempts=1)
+def overrun() -> None:
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request, tmp_path) -> str:
+    return str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+
+
+class Folder:
+    """A folder with an app in it, and the programs that run there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.programs: list[Program] = []
+        self.modules: list[ModuleType] = []
+
+    def app(self, url: str | None = None) -> Any:
+        """Write tasks.py, and import it here under a name of its own."""
+        url = url or str(self.path / "jobs.db")
+        file = self.path / "tasks.py"
+        file.write_text(TASKS.format(url=url))
+        spec = importlib.util.spec_from_file_location(f"tasks_of_{self.path.name}", file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        self.modules.append(module)
+        return module
+
+    def environ(self, **more: str) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
+        return inherited | {"DULY_RUN_DIR": str(self.path / "run")} | more
+
+    def start(self, *words: str, **environ: str) -> Program:
+        program = Program(words, self.path, self.environ(**environ))
+        self.programs.append(program)
+        return program
+
+    def run(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [DULY, *words],
+            cwd=self.path,
+            env=self.environ(**environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def wait_for_file(self, name: str) -> None:
+        wait_until(lambda: (self.path / name).exists(), name)
+
+    def close(self) -> None:
+        for program in self.programs:
+            program.end()
+        for module in self.modules:
+            module.app.close()
+
+
+class Program:
+    """A `duly` that runs, and what it says."""
+
+    def __init__(self, words: tuple[str, ...], cwd: Path, environ: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [DULY, *words], cwd=cwd, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.lines: list[str] = []
+        self._told = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._read, args=(stream,)) for stream in (self.process.stderr, self.process.stdout)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, stream: Any) -> None:
+        for line in stream:
+            with self._told:
+                self.lines.append(line.rstrip("\n"))
+                self._told.notify_all()
+        with self._told:
+            self._told.notify_all()
+
+    def line(self, pattern: str, *, after: int = 0) -> str:
+        """Wait for a line."""
+        return self.found(pattern, after=after)[0]
+
+    def found(self, pattern: str, *, count: int = 1, after: int = 0) -> list[str]:
+        """Wait for so many lines."""
+        with self._told:
+            done = self._told.wait_for(lambda: len(self._matching(pattern, after)) >= count, PATIENCE)
+            assert done, f"{pattern!r} was not said in {self}"
+            return self._matching(pattern, after)
+
+    def _matching(self, pattern: str, after: int) -> list[str]:
+        return [line for line in self.lines[after:] if re.search(pattern, line)]
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        code = self.process.wait(PATIENCE)
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        return code
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        for stream in (self.process.stderr, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+@pytest.fixture
+def here(tmp_path) -> Iterator[Folder]:
+    folder = Folder(tmp_path)
+    yield folder
+    folder.close()
+
+
+def wait_until(done: Callable[[], object], what: str) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < give_up_at, what
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+# Starting
+
+
+def test_the_first_lines_say_what_runs_on_what(here, url):
+    here.app(url)
+    worker = here.start("worker", "tasks:app", "--concurrency", "3", "--queues", "mail:2", "--queues", "default")
+    worker.line("worker.started")
+    said = dict(line.split(maxsplit=1) for line in worker.lines if not line[0].isdigit())
+    assert said["database"] == (
+        url if "://" not in url else urlsplit(url).netloc.partition("@")[2] + urlsplit(url).path
+    )
+    assert said["engine"].startswith("SQLite 3." if "://" not in url else "PostgreSQL ")
+    assert said["schema"].endswith("1")
+    assert said["durability"].startswith("full" if "://" not in url else "fsync is off")
+    assert said["queues"] == "mail (at most 2 at once), default"
+    assert said["tasks"] == "add, block, fail, hang, nap, overrun"
+    assert said["slots"] == "3"
+    assert said["worker"].endswith(f", pid {worker.process.pid}")
+    assert ("caution" in said) == ("SQLite 3.40" in said["engine"])
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_every_flag_can_be_given_in_the_environment_and_a_file_names_its_only_app(here, tmp_path):
+    here.app()
+    worker = here.start(
+        "worker",
+        "tasks.py",
+        DULY_CONCURRENCY="7",
+        DULY_QUEUES="mail:2,default:1",
+        DULY_GRACE="12s",
+        DULY_LOG_LEVEL="debug",
+        DULY_LOG_JSON="1",
+    )
+    about = json.loads(worker.line("worker.about"))
+    assert about["slots"] == "7"
+    assert about["queues"] == "mail (at most 2 at once), default (at most 1 at once)"
+    worker.line("worker.started")
+    worker.signal(signal.SIGINT)
+    assert worker.wait() == 0
+    assert json.loads(worker.line("worker.stopping"))["grace_s"] == 12
+    assert (tmp_path / "jobs.db").exists()
+
+
+def test_a_url_on_the_command_line_wins_over_the_one_in_the_code(here, tmp_path):
+    here.app()
+    worker = here.start("worker", "tasks", "--url", "other.db")
+    assert worker.line("^database").endswith(str(tmp_path / "other.db"))
+    worker.line("worker.started")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert not (tmp_path / "jobs.db").exists()
+
+
+def test_a_job_enqueued_from_outside_is_done_and_can_be_shown(here, url):
+    tasks = here.app(url)
+    worker = here.start("worker", "tasks:app")
+    worker.line("worker.started")
+    job = tasks.add.enqueue(1, 2)
+    assert job.result(PATIENCE) == 3
+    shown = json.loads(here.run("jobs", "show", job.id, "--json", "--url", url).stdout)
+    assert set(shown) == {*JobRecord.__struct_fields__, "attempts"}
+    assert (shown["id"], shown["state"], shown["result"], shown["attempts"]) == (job.id, "succeeded", 3, [])
+    assert shown["payload"] == {"a": 1, "b": 2}
+
+    dead = tasks.fail.enqueue("word")
+    worker.line("job.dead")
+    shown = json.loads(here.run("jobs", "show", dead.id, "--json", DULY_URL=url).stdout)
+    assert [(one["attempt"], one["outcome"], one["error"]) for one in shown["attempts"]] == [
+        (1, "failed", "ValueError: no")
+    ]
+    told = here.run("jobs", "show", dead.id, DULY_URL=url).stdout
+    assert re.search(r"^state +dead$", told, re.MULTILINE)
+    assert re.search(r"^why +it is dead because: ", told, re.MULTILINE)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_a_job_that_is_not_there_is_exit_code_3_and_looking_makes_no_database(here, tmp_path):
+    here.run("migrate", "--url", "jobs.db")
+    answer = here.run("jobs", "show", "01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55", "--url", "jobs.db")
+    assert answer.returncode == 3
+    assert answer.stderr == "duly: no job has the id 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55\n"
+    answer = here.run("jobs", "show", "no id at all", "--url", "missing.db")
+    assert answer.returncode == 2
+    assert re.search("there is no file .*missing.db: name the database", answer.stderr)
+    assert not (tmp_path / "missing.db").exists()
+    answer = here.run("jobs", "shwo", "x")
+    assert answer.returncode == 2
+    assert "Did you mean 'show'?" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["taks:app"], 2, r"there is no module 'taks' in .*: did you mean 'tasks'\?"),
+        (["tasks:ap"], 2, r"tasks has no 'ap': did you mean 'app'\?"),
+        (["tasks:add"], 2, r"add is a Task, not a Duly app: did you mean 'app'\?"),
+        (["none"], 2, r"none has no app: make one there"),
+        (["two"], 2, r"two has 2 apps \(one, other\): name one, as in two:one"),
+        (["broken"], 2, r"broken cannot be imported: .*broken.py, line 3: NameError: name 'missing' is not defined"),
+        (["garbled"], 2, r"garbled cannot be imported: .*garbled.py, line 1: SyntaxError"),
+        (["needy"], 2, r"needy cannot be imported: .*needy.py, line 1: ModuleNotFoundError: No module named 'nobody'"),
+        (["quitter"], 2, r"it ends the program at .*quitter.py, line 2; put that below if __name__"),
+        ([":app"], 2, r"names no module: write module:app"),
+        (["/elsewhere/tasks.py"], 2, r"is not below this folder"),
+        (["tasks", "--url", "mysql://host/db"], 2, r"'mysql:' is not a database URL"),
+        (["tasks", "--url", "missing/folder/jobs.db"], 2, r"the folder .*missing/folder does not exist"),
+        (["tasks", "--queues", "mail:many"], 2, r"'mail:many' is not NAME or NAME:LIMIT"),
+        (["tasks", "--grace", "soon"], 2, r"--grace is 'soon'"),
+        (["tasks", "--concurrency", "0"], 2, r"'--concurrency': 0 is not in the range"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line_with_what_to_do(here, tmp_path, words, code, said):
+    here.app()
+    (tmp_path / "none.py").write_text("app = 1\n")
+    (tmp_path / "two.py").write_text("from duly import Duly\none = Duly('1.db')\nother = Duly('2.db')\nagain = one\n")
+    (tmp_path / "broken.py").write_text("def work():\n    return missing\nwork = missing\n")
+    (tmp_path / "garbled.py").write_text("def work(:\n")
+    (tmp_path / "needy.py").write_text("import nobody\n")
+    (tmp_path / "quitter.py").write_text("import sys\nsys.exit('bye')\n")
+    answer = here.run("worker", *words)
+    assert answer.returncode == code, answer
+    assert "Traceback" not in answer.stderr
+    lines = [line for line in answer.stderr.splitlines() if not line.startswith(("Usage:", "Try "))]
+    assert len([line for line in lines if line]) == 1, answer.stderr
+    assert re.search(said, answer.stderr)
+    assert not (tmp_path / "jobs.db").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--processes", "2"]])
+def test_a_server_without_tables_is_answered_with_the_remedy(here, postgres, words):
+    url = postgres.new_database()
+    here.app(url)
+    answer = here.run("worker", "tasks:app", *words)
+    assert answer.returncode == 1
+    assert len(answer.stderr.splitlines()) == 1
+    assert "duly migrate" in answer.stderr
+    postgres.drop(url)
+
+
+class Forwarder:
+    """A port that leads to a server, from the moment it is opened."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._to = (parts.hostname or "", parts.port or 0)
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))  # taken, but nobody listens: connections are refused
+        self._open: list[socket.socket] = [self._socket]
+        self.url = url.replace(str(parts.port), str(self._socket.getsockname()[1]))
+
+    def open(self) -> None:
+        self._socket.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        for one in self._open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near = self._socket.accept()[0]
+                far = socket.create_connection(self._to)
+                self._open += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+
+def test_a_worker_waits_for_a_server_that_is_away_at_its_start_and_is_alive_meanwhile(here, postgres_url):
+    tasks = here.app(postgres_url)
+    forwarder = Forwarder(postgres_url)
+    try:
+        worker = here.start("worker", "tasks:app", "--url", forwarder.url)
+        worker.line("waiting_for_database .*cannot be reached")
+        wait_until(lambda: here.run("check", "--worker").returncode == 0, "a sign of life")
+        forwarder.open()
+        worker.line("worker.started")
+        assert tasks.add.enqueue(1, 2).result(PATIENCE) == 3
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    finally:
+        forwarder.close()
+
+
+def test_a_worker_that_waits_for_a_server_can_be_stopped(here):
+    here.app("postgresql://nobody@127.0.0.1:1/db")
+    worker = here.start("worker", "tasks:app")
+    worker.line("waiting_for_database .*cannot be reached")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+# Stopping
+
+
+def test_j18_sigterm_under_load_finishes_or_gives_back_what_runs_and_loses_nothing(here, url):
+    tasks = here.app(url)
+    quick = tasks.nap.enqueue_many(tasks.nap.call(0.03) for _ in range(300))
+    long = tasks.nap.using(priority=5).enqueue_many(tasks.nap.call(120) for _ in range(3))
+    worker = here.start("worker", "tasks:app", "--concurrency", "8", "--grace", "1s", "--log-level", "debug")
+    worker.found("job.succeeded", count=20)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    jobs = {job.id: job for job in tasks.app.list(limit=1000)}
+    assert set(jobs) == {job.id for job in [*quick, *long]}
+    states = {(job.state, job.attempt) for job in jobs.values()}
+    assert states == {(State.SUCCEEDED, 1), (State.READY, 0)}
+    assert {jobs[job.id].state for job in long} == {State.READY}
+
+
+def test_j18_a_second_signal_forces_and_still_gives_back_what_runs(here, url):
+    tasks = here.app(url)
+    job = tasks.nap.enqueue(120)
+    worker = here.start("worker", "tasks:app", "--grace", "120s")
+    here.wait_for_file("napping")
+    worker.signal(signal.SIGINT)
+    worker.line("worker.stopping")
+    began = time.monotonic()
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert time.monotonic() - began < 10
+    assert (tasks.app.get(job.id).state, tasks.app.get(job.id).attempt) == (State.READY, 0)
+
+
+def test_j18_a_thread_that_hangs_does_not_keep_the_worker(here, url):
+    tasks = here.app(url)
+    job = tasks.hang.enqueue()
+    worker = here.start("worker", "tasks:app", "--grace", "500ms")
+    here.wait_for_file("hanging")
+    began = time.monotonic()
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert time.monotonic() - began < 0.5 + 1 + 1.5  # and what a loaded machine takes
+    assert (tasks.app.get(job.id).state, tasks.app.get(job.id).attempt) == (State.READY, 0)
+
+
+def test_j18_an_event_loop_that_hangs_does_not_keep_the_worker_either(here):
+    tasks = here.app()
+    tasks.block.enqueue()
+    worker = here.start("worker", "tasks:app", "--grace", "500ms")
+    here.wait_for_file("blocking")
+    began = time.monotonic()
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 1
+    assert time.monotonic() - began < 0.5 + 1 + 1.5
+    worker.line("did not stop in time")
+
+
+def test_j16_a_worker_begins_anew_when_half_of_its_threads_are_stuck(here, url):
+    tasks = here.app(url)
+    worker = here.start("worker", "tasks:app", "--concurrency", "2")
+    worker.line("worker.started")
+    stuck = tasks.overrun.enqueue()
+    worker.line("worker.restarting .*half of its threads are stuck")
+    first, second = worker.found("worker.started", count=2)
+    assert re.search(r"worker=\S+", first)[0] != re.search(r"worker=\S+", second)[0]
+    assert len({line for line in worker.lines if f"pid {worker.process.pid}" in line}) == 2
+    assert tasks.app.get(stuck.id).state is State.DEAD
+    assert tasks.add.enqueue(1, 2).result(PATIENCE) == 3
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+# Several processes
+
+
+def test_j16_a_supervisor_starts_a_worker_again_whose_threads_are_stuck(here):
+    tasks = here.app()
+    supervisor = here.start("worker", "tasks:app", "--concurrency", "1", "--processes", "2")
+    supervisor.found("worker.started", count=2)
+    tasks.overrun.enqueue()
+    supervisor.line("supervisor.worker_died .*half of its threads are stuck")
+    supervisor.found("worker.started", count=3)
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
+def pids_of(supervisor: Program, *, count: int) -> list[int]:
+    lines = supervisor.found("supervisor.started_worker", count=count)
+    return [int(re.search(r"worker_pid=(\d+)", line)[1]) for line in lines]
+
+
+def test_a_supervisor_restarts_a_worker_that_was_killed_and_stops_all_when_told(here, url):
+    tasks = here.app(url)
+    supervisor = here.start("worker", "tasks:app", "--processes", "2", "--concurrency", "4", "--grace", "5s")
+    assert supervisor.line("^slots").split(maxsplit=1)[1] == "4 in each of 2 processes"
+    supervisor.found("worker.started", count=2)
+    os.kill(pids_of(supervisor, count=2)[0], signal.SIGKILL)
+    supervisor.line('supervisor.worker_died .*how="killed by SIGKILL"')
+    supervisor.found("worker.started", count=3)
+    pids = pids_of(supervisor, count=3)
+    assert tasks.add.enqueue(1, 2).result(PATIENCE) == 3
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.wait() == 0
+    assert all(map(is_gone, pids))
+    assert len(supervisor.found("worker.stopped", count=2)) == 2
+
+
+def test_workers_end_when_their_supervisor_is_killed(here):
+    here.app()
+    supervisor = here.start("worker", "tasks:app", "--processes", "2", "--grace", "1s")
+    supervisor.found("worker.started", count=2)
+    pids = pids_of(supervisor, count=2)
+    supervisor.signal(signal.SIGKILL)
+    wait_until(lambda: all(map(is_gone, pids)), "workers end")
+    assert len(supervisor.found("worker.stopped", count=2)) == 2
+
+
+# Logs
+
+
+def test_m04_a_line_of_json_has_every_field_of_an_attempt_and_not_its_payload(here, url):
+    tasks = here.app(url)
+    worker = here.start("worker", "tasks:app", "--log-json", "--log-level", "debug")
+    worker.line("worker.started")
+    done = tasks.add.using(key="sum", subject="order 5", correlation_id="c-1").enqueue(4711, 2)
+    done.result(PATIENCE)
+    dead = tasks.fail.enqueue("a secret word")
+    told = json.loads(worker.line("job.succeeded"))
+    assert (told["event"], told["level"], told["job_id"], told["task"]) == ("job.succeeded", "debug", done.id, "add")
+    assert (told["correlation_id"], told["subject"], told["idempotency_key"]) == ("c-1", "order 5", "sum")
+    assert (told["attempt"], told["outcome"], told["error_class"]) == (1, "succeeded", None)
+    told = json.loads(worker.line("job.dead"))
+    assert (told["job_id"], told["correlation_id"], told["attempt"]) == (dead.id, dead.id, 1)
+    assert (told["outcome"], told["error_class"], told["idempotency_key"]) == ("dead", "ValueError", None)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert all(isinstance(json.loads(line), dict) for line in worker.lines)
+    assert "4711" not in str(worker)
+    assert "secret" not in str(worker)
+
+
+def test_logs_for_people_quote_what_needs_it_and_are_plain_where_there_is_no_terminal(here):
+    tasks = here.app()
+    worker = here.start("worker", "tasks:app")
+    tasks.fail.enqueue("word")
+    line = worker.line("job.dead")
+    assert re.match(r'\d\d:\d\d:\d\d error   job.dead job_id=\S+ task=fail .*reason="attempts used up"', line)
+    assert "\x1b" not in str(worker)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+# Signs of life
+
+
+def test_check_tells_whether_the_workers_here_are_alive(here):
+    here.app()
+    answer = here.run("check", "--worker")
+    assert answer.returncode == 1
+    assert "no worker of this user runs here" in answer.stdout
+    supervisor = here.start("worker", "tasks:app", "--processes", "2")
+    supervisor.found("worker.started", count=2)
+    wait_until(lambda: json.loads(here.run("check", "--worker", "--json").stdout)["alive"], "alive")
+    told = json.loads(here.run("check", "--worker", "--json").stdout)
+    pids = pids_of(supervisor, count=2)
+    assert {one["pid"] for one in told["workers"]} == set(pids)
+    answer = here.run("check", "--worker")
+    assert answer.returncode == 0
+    assert answer.stdout.count(" is alive: last sign of life") == 2
+
+    os.kill(pids[0], signal.SIGSTOP)
+    try:
+        wait_until(lambda: here.run("check", "--worker", "--within", "3s").returncode == 1, "silence")
+        assert f"(pid {pids[0]}) is silent" in here.run("check", "--worker", "--within", "3s").stdout
+    finally:
+        os.kill(pids[0], signal.SIGKILL)  # and its file stays behind
+    supervisor.found("worker.started", count=3)
+    wait_until(lambda: here.run("check", "--worker").returncode == 0, "alive again")
+    assert f"pid {pids[0]})" not in here.run("check", "--worker").stdout
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.wait() == 0
+    assert here.run("check", "--worker").returncode == 1
+    assert list((here.path / "run").iterdir()) == []
+
+
+def test_check_wants_to_know_what(here):
+    answer = here.run("check")
+    assert answer.returncode == 2
+    assert "say what to check: --worker" in answer.stderr
+
+
+def test_the_file_of_a_process_whose_number_was_given_to_another_is_cleared_away(tmp_path, monkeypatch):
+    monkeypatch.setenv("DULY_RUN_DIR", str(tmp_path / "run"))
+    pulse = liveness.Pulse("host-1-abcd")
+    pulse.begin()
+    [file] = (tmp_path / "run").iterdir()
+    assert [(sign.worker, sign.pid) for sign in liveness.signs()] == [("host-1-abcd", os.getpid())]
+    said = json.loads(file.read_text())
+
+    file.write_text(json.dumps(said | {"where": "another container"}))
+    assert list(liveness.signs()) == []
+    assert file.exists()  # not ours to judge
+    file.write_text("half a fi")
+    assert list(liveness.signs()) == []
+    file.write_text(json.dumps(said | {"begun": "long ago"}))
+    assert list(liveness.signs()) == []
+    assert not file.exists()
+
+    pulse.touch()  # and is there again if its owner lives
+    assert file.exists()
+    pulse.end()
+    assert not file.exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_of_once(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DULY_RUN_DIR", str(tmp_path / "file" / "run"))
+    pulse = liveness.Pulse("host-1-abcd")
+    for _ in range(3):
+        pulse.touch()
+    pulse.end()
+    assert [record.message for record in caplog.records] == ["worker.pulse_not_written"]
+    assert list(liveness.signs()) == []

@@ -1,0 +1,120 @@
+"""PostgreSQL restarted or away under load. Lines J10, J12 and J27."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from duly.store.postgres import bring_up_to_date
+from tests.engine.crash.workers import Scene, scene_on, times
+from tests.servers.postgres import Mode, PostgresServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server of our own: nobody else's is restarted."""
+    with PostgresServer() as made:
+        yield made
+
+
+@pytest.fixture
+def scene(server: PostgresServer, tmp_path: Path) -> Iterator[Scene]:
+    url = server.new_database()
+    bring_up_to_date(url)
+    with scene_on("postgres", url, tmp_path) as made:
+        yield made
+
+
+def nobody_was_blamed(scene: Scene) -> bool:
+    return (
+        scene.count("duly_attempt") == 0
+        and scene.count("duly_job", "suspect or crashes > 0") == 0
+        and scene.count("duly_done", "crashes > 0 or attempt <> 1") == 0
+        and scene.told("job.rescued") == []
+    )
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_j10_workers_go_on_by_themselves_after_a_restart_and_run_nothing_twice(
+    mode: Mode, server: PostgresServer, scene: Scene
+) -> None:
+    for _ in range(2):
+        scene.start(concurrency=10)
+    long = scene.enqueue("nap", 4, payload={"seconds": 4.0})
+    short = scene.enqueue("quick", 6000)
+    scene.wait(lambda: len(scene.ledger()) > 1000, "the load")
+    for _ in range(2):
+        server.halt(mode)
+        server.start()
+        back_at = time.monotonic()
+        scene.store._outside = None  # type: ignore[attr-defined]
+        fresh = scene.enqueue("quick", 10, priority=1)
+        gone_on_at = scene.wait(lambda: len(scene.ledger(*fresh)) == 10, "the workers to go on", 15)  # noqa: B023
+        scene.enqueue("quick", 3000)
+        print(f"\nJ27 {mode}: gone on {gone_on_at - back_at:.2f} s after the server was back")
+        assert gone_on_at - back_at < 5.0
+    scene.wait_ended()
+    assert scene.count("duly_done", "state = 'succeeded'") == scene.count("duly_done")
+    assert set(times(scene.ledger()).values()) == {1}, "something ran twice"
+    assert set(times(scene.ledger())) >= {*long, *short}
+    assert nobody_was_blamed(scene)
+
+
+def test_j10_long_jobs_live_through_an_outage_longer_than_their_lease(server: PostgresServer, scene: Scene) -> None:
+    workers = [scene.start(concurrency=10) for _ in range(2)]
+    # Some end while the database is away, some after it.
+    jobs = [
+        *scene.enqueue("nap", 3, payload={"seconds": 3.0}),
+        *scene.enqueue("doze", 3, payload={"seconds": 3.0}),
+        *scene.enqueue("nap", 3, payload={"seconds": 9.0}),
+        *scene.enqueue("doze", 3, payload={"seconds": 9.0}),
+    ]
+    scene.wait(lambda: len(scene.ledger()) == 12, "all to begin")
+    server.halt("fast")
+    time.sleep(2.5 * scene.lease_ms / 1000)
+    server.start()
+    scene.store._outside = None  # type: ignore[attr-defined]
+    scene.wait_ended()
+    for job in jobs:
+        assert scene.what(job) == [(1, "begin"), (1, "end")]
+        assert scene.row(job) == ("succeeded", 1, 0)
+    assert nobody_was_blamed(scene)
+    assert [worker.poll() for worker in workers] == [None, None]
+
+
+def test_j27_a_worker_that_is_started_while_the_database_is_away_waits_for_it(
+    server: PostgresServer, scene: Scene
+) -> None:
+    [job] = scene.enqueue("quick")
+    server.halt("fast")
+    worker = scene.start(wait=False)
+    time.sleep(1.5)
+    assert worker.poll() is None
+    server.start()
+    back_at = time.monotonic()
+    scene.store._outside = None  # type: ignore[attr-defined]
+    assert scene.wait_for(job, "end").at - back_at < 5.0
+
+
+def test_j18_a_worker_ends_in_time_while_the_database_is_away(server: PostgresServer, scene: Scene) -> None:
+    worker = scene.start(concurrency=4, grace="500ms")
+    [job] = scene.enqueue("nap", payload={"seconds": 20.0})
+    scene.wait_for(job, "begin")
+    server.halt("fast")
+    try:
+        time.sleep(0.5)
+        began = time.monotonic()
+        worker.terminate()
+        worker.wait(15)
+        took = time.monotonic() - began
+    finally:
+        server.start()
+        scene.store._outside = None  # type: ignore[attr-defined]
+    print(f"\nJ18 without a database: exit after {took:.2f} s (grace 0.5 s)")
+    assert took < 1.5 + 1.5
+    scene.wait(lambda: scene.row(job)[0] == "running", "the row")

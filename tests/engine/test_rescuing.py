@@ -1,0 +1,160 @@
+"""When a worker takes a job from another, and how far ahead it claims: judged with a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from duly import Duly
+from duly.keys import new_token
+from duly.model import State
+from duly.pace import MOST_AHEAD, Pace
+from duly.store import ops
+from duly.upkeep.rescue import Rescue
+from tests.contract.stores import D1Driver
+from tests.servers.d1 import D1Mannered
+
+LEASE_S = 0.03
+PATIENCE_S = LEASE_S / 3 + 0.5
+
+
+@pytest.fixture(params=["sqlite", "postgres", "d1"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Duly]:
+    made = Duly(request.getfixturevalue("postgres_url") if request.param == "postgres" else tmp_path / "jobs.db")
+    if request.param == "d1":
+        driver = D1Driver(D1Mannered(tmp_path / "d1.db"))
+        driver.migrate()
+        made.__dict__["driver"] = driver
+
+    @made.task(lease="30ms")
+    def work() -> None: ...
+
+    yield made
+    made.close()
+
+
+class Rescuer:
+    """A rescue with a clock of its own and no worker around it."""
+
+    def __init__(self, app: Duly) -> None:
+        self.now = 100.0
+        self.held: list[Any] = []
+        self.worker: Any = SimpleNamespace(
+            app=app,
+            driver=app.driver,
+            clock=lambda: self.now,
+            leases=lambda: self.held,
+            children=SimpleNamespace(warm_up=lambda: None),
+            suspects_ready=lambda: None,
+        )
+        self._rescue = Rescue(self.worker)
+
+    def look(self) -> None:
+        asyncio.run(self._rescue.look())
+
+
+def lost_job(app: Duly) -> Any:
+    """A job whose worker is gone and whose lease has ended, by the database's own clock."""
+    app.tasks["work"].enqueue()
+    (job,) = app.driver.run(ops.claim("default", limit=1, token=new_token(), worker="gone"))
+    while not app.driver.run(ops.expired_leases()):
+        pass
+    return job
+
+
+def state(app: Duly, job: Any) -> State:
+    found = app.get(job.id)
+    assert found is not None
+    return found.state
+
+
+def test_j11_a_lease_is_taken_when_it_was_seen_twice_a_beat_and_half_a_second_apart(app: Duly) -> None:
+    job, rescuer = lost_job(app), Rescuer(app)
+    rescuer.look()
+    rescuer.look()
+    assert state(app, job) is State.RUNNING
+    rescuer.now += PATIENCE_S - 0.01
+    rescuer.look()
+    assert state(app, job) is State.RUNNING
+    rescuer.now += 0.02
+    rescuer.look()
+    assert state(app, job) is State.READY
+
+
+def test_j11_a_lease_that_was_extended_meanwhile_was_not_seen_twice(app: Duly) -> None:
+    job, rescuer = lost_job(app), Rescuer(app)
+    rescuer.look()
+    app.driver.run(ops.extend([ops.Held(job.id, job.token)]))
+    while not app.driver.run(ops.expired_leases()):
+        pass
+    rescuer.now += PATIENCE_S + 1
+    rescuer.look()
+    assert state(app, job) is State.RUNNING
+    rescuer.now += PATIENCE_S
+    rescuer.look()
+    assert state(app, job) is State.READY
+
+
+def test_j11_what_was_seen_before_a_connection_failed_does_not_count(app: Duly) -> None:
+    job, rescuer = lost_job(app), Rescuer(app)
+    rescuer.look()
+    rescuer.now += PATIENCE_S
+    app.driver.failures += 1
+    rescuer.look()
+    assert state(app, job) is State.RUNNING
+    rescuer.now += PATIENCE_S
+    rescuer.look()
+    assert state(app, job) is State.READY
+
+
+def test_j11_a_worker_does_not_rescue_jobs_of_its_own(app: Duly) -> None:
+    job, rescuer = lost_job(app), Rescuer(app)
+    rescuer.held = [SimpleNamespace(job=job)]
+    rescuer.look()
+    rescuer.now += PATIENCE_S
+    rescuer.look()
+    assert state(app, job) is State.RUNNING
+
+
+def test_only_quick_tasks_with_attempts_to_spare_are_claimed_ahead() -> None:
+    app = Duly("unused.db")
+
+    @app.task
+    async def quick() -> None: ...
+
+    @app.task
+    async def slow() -> None: ...
+
+    @app.task(max_attempts=1)
+    async def only_once() -> None: ...
+
+    pace = Pace(10, app.tasks, 5)
+    assert pace.ahead(0.0) == (0, frozenset())
+    for _ in range(50):
+        pace.note("quick", 0.0001)
+        pace.note("slow", 0.2)
+        pace.note("only_once", 0.0001)
+    assert pace.ahead(0.0) == (MOST_AHEAD, frozenset({"quick"}))
+    pace.late(now=5.0)
+    assert pace.ahead(5.5) == (0, frozenset())
+    assert pace.ahead(6.1) == (MOST_AHEAD, frozenset({"quick"}))
+
+
+def test_what_is_claimed_ahead_fits_into_memory_and_into_a_tenth_of_a_second() -> None:
+    app = Duly("unused.db")
+
+    @app.task
+    async def quick() -> None: ...
+
+    pace = Pace(10, app.tasks, 5)
+    for _ in range(50):
+        pace.note("quick", 0.01)
+    assert pace.ahead(0.0)[0] == 100
+    for _ in range(100):
+        pace.note_claim(1, 1_000_000)
+    assert pace.ahead(0.0)[0] == 8

@@ -1,0 +1,644 @@
+"""The worker in this process, on every store: timeouts, cancellation, stalls, parking, stopping, logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duly import Cancel, Ctx, Duly, SyncCtx
+from duly.errors import JobTimeout, LeaseLost
+from duly.model import State
+from duly.store import ops
+from duly.worker import Worker
+from tests.contract.stores import D1Driver
+from tests.servers.d1 import D1Mannered
+
+SECONDS = 20
+
+
+@pytest.fixture(params=["sqlite", "postgres", "d1"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Duly]:
+    if request.param == "postgres":
+        made = Duly(request.getfixturevalue("postgres_url"), lease="2s", grace="5s")
+    else:
+        made = Duly(tmp_path / "jobs.db", lease="2s", grace="5s")
+    if request.param == "d1":
+        driver = D1Driver(D1Mannered(tmp_path / "d1.db"))
+        driver.migrate()
+        driver.database.lose = lambda call: call % 7 == 0
+        made.__dict__["driver"] = driver
+    yield made
+    made.close()
+
+
+@asynccontextmanager
+async def working(app: Duly, **options: Any) -> Any:
+    """A worker that runs beside the test, and stops with it."""
+    worker = Worker(app, signals=False, **options)
+    running = asyncio.create_task(worker.run())
+    try:
+        async with asyncio.timeout(SECONDS):
+            yield worker
+    finally:
+        worker.stop()
+        await asyncio.wait_for(running, SECONDS)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for something that another thread or the database brings about."""
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def ended(app: Duly, job_id: str) -> Any:
+    async with asyncio.timeout(SECONDS):
+        while (job := await app.aget(job_id)) is None or not job.state.ended:
+            await asyncio.sleep(0.01)
+    return job
+
+
+@contextmanager
+def told(app: Duly) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    heard: list[tuple[str, dict[str, Any]]] = []
+    app.events.listen(lambda name, fields: heard.append((name, dict(fields))))
+    yield heard
+
+
+def names(heard: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    return [name for name, _ in heard]
+
+
+# Timeouts
+
+
+def test_j16_an_async_handler_that_runs_too_long_is_cancelled(app: Duly) -> None:
+    cancelled = []
+
+    @app.task(timeout="200ms", max_attempts=1)
+    async def sleepy() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    job = sleepy.enqueue()
+    app.run(drain=True, signals=False)
+    found = app.get(job.id)
+    assert found is not None
+    assert (found.state, cancelled) == (State.DEAD, [True])
+    assert "JobTimeout" in (found.error or "")
+
+
+def test_j16_a_thread_is_told_and_then_interrupted(app: Duly) -> None:
+    seen: list[Any] = []
+
+    @app.task(timeout="200ms", max_attempts=1)
+    def busy(ctx: SyncCtx) -> None:
+        try:
+            while True:
+                seen.append(ctx.cancelled)
+                time.sleep(0.01)
+        except JobTimeout as error:
+            seen.append(error)
+            raise
+
+    job = busy.enqueue()
+    app.run(drain=True, signals=False)
+    found = app.get(job.id)
+    assert found is not None
+    assert found.state is State.DEAD
+    assert "JobTimeout" in (found.error or "")
+    assert isinstance(seen[-1], JobTimeout)
+    assert seen[0] is False
+    assert seen[-2] is True
+
+
+def test_j16_a_thread_that_stops_when_told_is_not_interrupted(app: Duly) -> None:
+    seen: list[str] = []
+
+    @app.task(timeout="200ms", max_attempts=1)
+    def polite(ctx: SyncCtx) -> str:
+        while not ctx.cancelled:
+            time.sleep(0.01)
+        seen.append("stopped by itself")
+        return "too late"
+
+    job = polite.enqueue()
+    app.run(drain=True, signals=False)
+    found = app.get(job.id)
+    assert found is not None
+    # A result after the time is up does not count.
+    assert (found.state, found.result, seen) == (State.DEAD, None, ["stopped by itself"])
+
+
+async def stuck_thread(app: Duly) -> tuple[Any, Any]:
+    """A handler that nothing reaches, given up on."""
+    free = threading.Event()
+    began: list[float] = []
+
+    @app.task(timeout="200ms", max_attempts=5, backoff=[0.01, 0.01, 0.01, 0.01])
+    def deaf() -> str:
+        began.append(time.monotonic())
+        while True:
+            try:
+                free.wait()
+                return "late"
+            except JobTimeout:
+                continue
+
+    @app.task
+    def other() -> None: ...
+
+    job = await deaf.aenqueue()
+    with told(app) as heard:
+        async with working(app, concurrency=3) as worker:
+            await until(lambda: "job.stuck" in names(heard))
+            await until(lambda: app.get(job.id).state is State.SCHEDULED)  # type: ignore[union-attr]
+            given_up = app.get(job.id)
+            await until(lambda: not worker.leases())
+            room = worker._room("default")
+            done = await other.aenqueue()
+            await ended(app, done.id)
+            free.set()
+            await until(lambda: "job.ended_late" in names(heard))
+            late = app.get(job.id)
+            await app.acancel(job.id)
+    return given_up, (room, late, len(began))
+
+
+def test_j16_a_thread_that_cannot_be_reached_keeps_its_slot_and_its_job_waits_for_the_lease(app: Duly) -> None:
+    given_up, (room, late, began) = asyncio.run(stuck_thread(app))
+    now = app.driver.run(ops.clock())
+    assert given_up.due_at > now - 5000  # the lease is 2 s, the backoff was 10 ms
+    assert given_up.due_at - given_up.created_at >= 2000
+    assert room == 2
+    assert late.state is State.SCHEDULED
+    assert began == 1
+
+
+def test_j16_a_worker_with_half_its_threads_stuck_asks_to_be_restarted(app: Duly) -> None:
+    free = threading.Event()
+    asked = []
+
+    @app.task(timeout="100ms", backoff=[60])
+    def deaf() -> None:
+        while not free.is_set():
+            try:
+                free.wait()
+            except JobTimeout:
+                continue
+
+    job = deaf.enqueue()
+    try:
+        app.run(concurrency=2, signals=False, grace="100ms", on_stuck=lambda: asked.append(True))
+    finally:
+        free.set()
+    found = app.get(job.id)
+    assert found is not None
+    assert (asked, found.state, found.attempt) == ([True], State.SCHEDULED, 1)
+
+
+def test_j16_an_async_handler_that_holds_on_is_given_up_on(app: Duly) -> None:
+    async def scenario() -> Any:
+        free = asyncio.Event()
+
+        @app.task(timeout="100ms", max_attempts=1)
+        async def stubborn() -> None:
+            while not free.is_set():
+                try:
+                    await free.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        with told(app) as heard:
+            async with working(app):
+                job = await stubborn.aenqueue()
+                found = await ended(app, job.id)
+                assert "job.stuck" in names(heard)
+                free.set()
+                await until(lambda: "job.ended_late" in names(heard))
+        return found
+
+    found = asyncio.run(scenario())
+    assert (found.state, "JobTimeout" in found.error) == (State.DEAD, True)
+
+
+# Cancelling
+
+
+def test_j17_a_job_that_does_not_run_ends_at_once(app: Duly) -> None:
+    @app.task
+    def work() -> None: ...
+
+    job = work.enqueue()
+    assert app.cancel(job.id) is State.CANCELLED
+
+
+def test_j17_a_running_async_handler_stops_at_its_next_await(app: Duly) -> None:
+    async def scenario() -> Any:
+        began = asyncio.Event()
+
+        @app.task
+        async def waits() -> None:
+            began.set()
+            await asyncio.sleep(60)
+
+        async with working(app):
+            job = await waits.aenqueue()
+            await began.wait()
+            assert await app.acancel(job.id, by="me", why="no longer wanted") is State.RUNNING
+            return await ended(app, job.id)
+
+    found = asyncio.run(scenario())
+    assert (found.state, found.reason) == (State.CANCELLED, "cancelled on request")
+    assert found.cancel_requested_at is not None
+
+
+def test_j17_a_running_sync_handler_stops_at_its_next_context_call(app: Duly) -> None:
+    async def scenario() -> Any:
+        began = threading.Event()
+        raised: list[BaseException] = []
+
+        @app.task
+        def counts(ctx: SyncCtx) -> None:
+            began.set()
+            try:
+                while True:
+                    ctx.progress(1)
+                    time.sleep(0.02)
+            except Cancel as error:
+                raised.append(error)
+                raise
+
+        async with working(app):
+            job = await counts.aenqueue()
+            await asyncio.to_thread(began.wait, SECONDS)
+            await app.acancel(job.id)
+            found = await ended(app, job.id)
+        assert len(raised) == 1
+        return found
+
+    assert asyncio.run(scenario()).state is State.CANCELLED
+
+
+def test_j17_a_handler_that_returns_normally_has_succeeded(app: Duly) -> None:
+    async def scenario() -> Any:
+        began = asyncio.Event()
+
+        @app.task
+        async def finishes() -> str:
+            began.set()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                return "cleaned up"
+            return "never"
+
+        async with working(app):
+            job = await finishes.aenqueue()
+            await began.wait()
+            await app.acancel(job.id)
+            return await ended(app, job.id)
+
+    found = asyncio.run(scenario())
+    assert (found.state, found.result) == (State.SUCCEEDED, "cleaned up")
+    assert found.cancel_requested_at is not None
+
+
+# Leases
+
+
+def test_j10_a_job_longer_than_its_lease_runs_once(app: Duly) -> None:
+    async def scenario() -> Any:
+        ran = []
+
+        @app.task(lease="600ms")
+        async def long(ctx: Ctx) -> int:
+            ran.append(ctx.attempt)
+            await asyncio.sleep(2.0)
+            return len(ran)
+
+        async with working(app):
+            job = await long.aenqueue()
+            found = await ended(app, job.id)
+        return found, ran
+
+    found, ran = asyncio.run(scenario())
+    assert (found.state, found.attempt, found.crashes, ran) == (State.SUCCEEDED, 1, 0, [1])
+
+
+def steal(app: Duly, job_id: str) -> None:
+    """Take a running job from its worker, as a rescue would after its lease has ended."""
+    later = app.driver.run(ops.clock()) + 60_000
+    seen = app.driver.run(ops.expired_leases(now=later))
+    assert [one.id for one in seen] == [job_id]
+    app.driver.run(ops.rescue(seen, now=later))
+    app.driver.run(ops.pause("queue", "default", by="test", why="so that nobody takes it again"))
+
+
+def test_j09_a_handler_whose_lease_was_taken_is_told(app: Duly) -> None:
+    async def scenario() -> Any:
+        began, told_by = asyncio.Event(), []
+
+        @app.task
+        async def unlucky(ctx: Ctx) -> None:
+            began.set()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                try:
+                    await ctx.progress(99)
+                except LeaseLost as error:
+                    told_by.append(error)
+                raise
+
+        with told(app) as heard:
+            async with working(app):
+                job = await unlucky.aenqueue()
+                await began.wait()
+                await asyncio.to_thread(steal, app, job.id)
+                await until(lambda: "job.lost" in names(heard))
+                found = await app.aget(job.id)
+        return found, told_by
+
+    found, told_by = asyncio.run(scenario())
+    assert found.state is State.READY
+    assert found.progress is None
+    assert len(told_by) == 1
+
+
+def test_j21_a_stalled_handler_is_reported_while_its_lease_is_valid(app: Duly) -> None:
+    async def scenario() -> Any:
+        free = asyncio.Event()
+
+        @app.task(stall_after="200ms")
+        async def quiet(ctx: Ctx) -> None:
+            await ctx.heartbeat()
+            await free.wait()
+
+        with told(app) as heard:
+            async with working(app):
+                job = await quiet.aenqueue()
+                await until(lambda: "job.stalled" in names(heard))
+                found = await app.aget(job.id)
+                free.set()
+                await ended(app, job.id)
+        return found, names(heard).count("job.stalled")
+
+    found, count = asyncio.run(scenario())
+    assert (found.state, count) == (State.RUNNING, 1)
+    assert found.heartbeat_at is not None
+
+
+# Parking
+
+
+def test_j19_a_task_that_nobody_knows_is_parked_and_woken_by_a_worker_that_does(app: Duly, tmp_path: Path) -> None:
+    other = Duly()
+    other.__dict__["driver"] = app.driver
+
+    @other.task
+    def unknown() -> str:
+        return "known at last"
+
+    @app.task
+    def known() -> None: ...
+
+    async def scenario() -> Any:
+        stranger = await unknown.aenqueue()
+        async with working(app):
+            await until(lambda: app.get(stranger.id).state is State.WAITING)  # type: ignore[union-attr]
+            why = await app.awhy(stranger.id)
+            done = await known.aenqueue()
+            await ended(app, done.id)
+        async with working(other):
+            return why, await ended(app, stranger.id)
+
+    why, found = asyncio.run(scenario())
+    assert why.gate == "parked"
+    assert "unknown" in why.sentence
+    assert (found.state, found.result, found.attempt) == (State.SUCCEEDED, "known at last", 1)
+
+
+def test_j19_a_newer_schema_version_is_parked_and_woken_by_a_worker_that_knows_it(app: Duly) -> None:
+    newer = Duly()
+    newer.__dict__["driver"] = app.driver
+
+    @app.task(name="work")
+    def old(a: int) -> str:
+        return "old"
+
+    @newer.task(name="work", schema_version=2)
+    def new(b: int) -> str:
+        return "new"
+
+    async def scenario() -> Any:
+        job = await new.aenqueue(1)
+        async with working(app):
+            await until(lambda: app.get(job.id).state is State.WAITING)  # type: ignore[union-attr]
+            parked = await app.aget(job.id)
+        async with working(newer):
+            return parked, await ended(app, job.id)
+
+    parked, found = asyncio.run(scenario())
+    assert (parked.attempt, "schema version 2" in parked.reason) == (0, True)
+    assert (found.state, found.result, found.attempt) == (State.SUCCEEDED, "new", 1)
+
+
+# Stopping
+
+
+def test_j18_what_does_not_end_within_the_grace_time_is_released_unburnt(app: Duly) -> None:
+    async def scenario() -> Any:
+        began = asyncio.Event()
+
+        @app.task
+        async def long() -> None:
+            began.set()
+            await asyncio.sleep(60)
+
+        async with working(app, concurrency=1, grace="100ms"):
+            jobs = [await long.aenqueue() for _ in range(3)]
+            await began.wait()
+        return [await app.aget(job.id) for job in jobs]
+
+    found = asyncio.run(scenario())
+    assert [(job.state, job.attempt) for job in found] == [(State.READY, 0)] * 3
+
+
+def test_j18_what_ends_within_the_grace_time_is_recorded(app: Duly) -> None:
+    async def scenario() -> Any:
+        began = asyncio.Event()
+
+        @app.task
+        async def short() -> str:
+            began.set()
+            await asyncio.sleep(0.3)
+            return "done"
+
+        async with working(app):
+            job = await short.aenqueue()
+            await began.wait()
+        return await app.aget(job.id)
+
+    found = asyncio.run(scenario())
+    assert (found.state, found.result) == (State.SUCCEEDED, "done")
+
+
+# What a handler leaves behind
+
+
+def test_j24_an_enqueue_that_nobody_awaits_is_recorded_before_the_handler_ends(app: Duly) -> None:
+    @app.task
+    async def child() -> None: ...
+
+    @app.task
+    async def parent() -> None:
+        asyncio.get_running_loop().create_task(child.using(delay="1h").aenqueue())
+        await asyncio.sleep(0)
+
+    job = parent.enqueue()
+    app.run(drain=True, signals=False)
+    children = [one for one in app.list() if one.task == "child"]
+    assert [one.causation_id for one in children] == [job.id]
+
+
+def test_j24_what_a_handler_leaves_pending_is_named(app: Duly, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        left = []
+
+        async def forgotten() -> None:
+            await asyncio.sleep(60)
+
+        @app.task
+        async def careless() -> None:
+            left.append(asyncio.get_running_loop().create_task(forgotten()))
+
+        job = await careless.aenqueue()
+        async with working(app):
+            await ended(app, job.id)
+        left[0].cancel()
+
+    with caplog.at_level(logging.WARNING, "duly.worker"):
+        asyncio.run(scenario())
+    warnings = [record for record in caplog.records if record.message == "handler.left_pending"]
+    assert len(warnings) == 1
+    assert "forgotten" in str(warnings[0].__dict__["pending"])
+
+
+# Logs
+
+
+def test_m04_each_attempt_is_logged_with_what_it_was_about_and_without_its_payload(
+    app: Duly, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(max_attempts=2, backoff=[0.01])
+    def fails(secret: str) -> None:
+        raise ValueError("no")
+
+    job = fails.using(key="k1", subject="order 7", correlation_id="c-1").enqueue("hush")
+    with caplog.at_level(logging.DEBUG, "duly.worker"):
+        deadline = time.monotonic() + SECONDS
+        while not (app.get(job.id).state.ended or time.monotonic() > deadline):  # type: ignore[union-attr]
+            app.run(drain=True, signals=False)
+    lines = [record for record in caplog.records if record.message in ("job.failed", "job.dead")]
+    assert [(line.message, line.__dict__["attempt"], line.levelname) for line in lines] == [
+        ("job.failed", 1, "WARNING"),
+        ("job.dead", 2, "ERROR"),
+    ]
+    said = lines[0].__dict__
+    assert {name: said[name] for name in ("job_id", "task", "correlation_id", "idempotency_key", "subject")} == {
+        "job_id": job.id,
+        "task": "fails",
+        "correlation_id": "c-1",
+        "idempotency_key": "k1",
+        "subject": "order 7",
+    }
+    assert (said["outcome"], said["error_class"]) == ("scheduled", "ValueError")
+    assert not [record for record in caplog.records if "hush" in str(record.__dict__)]
+
+
+def test_m04_a_success_is_told_at_debug_only(app: Duly, caplog: pytest.LogCaptureFixture) -> None:
+    @app.task
+    def fine() -> None: ...
+
+    fine.enqueue()
+    with caplog.at_level(logging.DEBUG, "duly.worker"):
+        app.run(drain=True, signals=False)
+    assert [record.levelname for record in caplog.records if record.message == "job.succeeded"] == ["DEBUG"]
+
+
+# Slots
+
+
+def test_at_most_so_many_handlers_run_at_once_whatever_their_kind(app: Duly) -> None:
+    running, most = [0], [0]
+    lock = threading.Lock()
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        yield
+        with lock:
+            running[0] -= 1
+
+    @app.task
+    async def on_loop(n: int) -> None:
+        with counted():
+            await asyncio.sleep(0.001)
+
+    @app.task
+    def in_thread(n: int) -> None:
+        with counted():
+            time.sleep(0.001)
+
+    for n in range(0, 200, 10):
+        on_loop.enqueue_many(on_loop.call(n) for n in range(n, n + 10))
+        in_thread.enqueue_many(in_thread.call(n) for n in range(n, n + 10))
+    app.run(drain=True, signals=False, concurrency=3)
+    assert most == [3]
+    assert {job.state for job in app.list(limit=1000)} == {State.SUCCEEDED}
+
+
+def test_a_queue_runs_no_more_at_once_than_its_limit(app: Duly) -> None:
+    running, most = [0], [0]
+
+    @app.task(queue="few")
+    async def few(n: int) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(0.005)
+        running[0] -= 1
+
+    few.enqueue_many(few.call(n) for n in range(60))
+    app.run(drain=True, signals=False, queues={"few": 2})
+    assert most == [2]
+
+
+def test_contexts_of_handlers_are_their_own(app: Duly) -> None:
+    from contextvars import ContextVar
+
+    mark: ContextVar[int] = ContextVar("mark", default=0)
+    seen = []
+
+    @app.task
+    async def marks(n: int) -> None:
+        seen.append(mark.get())
+        mark.set(n)
+        await asyncio.sleep(0)
+
+    marks.enqueue_many(marks.call(n) for n in range(1, 30))
+    app.run(drain=True, signals=False, concurrency=2)
+    assert seen == [0] * 29
