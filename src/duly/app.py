@@ -53,6 +53,17 @@ Answers: TypeAlias = list[Enqueued]
 Handles: TypeAlias = "list[Job[R]]"
 
 
+class WorkerOptions(TypedDict, total=False):
+    """How a worker works; what is left out has the default of `Worker`."""
+
+    queues: Iterable[str] | Mapping[str, int | None] | None
+    concurrency: int
+    grace: Duration | None
+    drain: bool
+    signals: bool
+    on_stuck: Callable[[], None] | None
+
+
 class JobFilters(TypedDict, total=False):
     """Which jobs to list, and how many at most."""
 
@@ -415,13 +426,13 @@ class Duly:
 
     # Working
 
-    def worker(self, **options: Any) -> Worker:
+    def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
         """Make a worker for this app: `queues concurrency grace drain`."""
         from duly.worker import Worker
 
         return Worker(self, **options)
 
-    def run(self, **options: Any) -> None:
+    def run(self, **options: Unpack[WorkerOptions]) -> None:
         """Work in this process until SIGTERM or Ctrl-C, or with `drain=True` until nothing is due any more."""
         try:
             asyncio.get_running_loop()
@@ -430,7 +441,7 @@ class Duly:
         else:
             raise ConfigError("app.run() starts an event loop, and one runs here already: await app.arun() instead")
 
-    async def arun(self, **options: Any) -> None:
+    async def arun(self, **options: Unpack[WorkerOptions]) -> None:
         """Work in this event loop until cancelled, or with `drain=True` until nothing is due any more."""
         await self.worker(**options).run()
 

@@ -128,7 +128,7 @@ class Heart:
             self._succeeded()
 
     def _extend(self) -> None:
-        leases = [lease for lease in self._worker.leases() if not (lease.sent or lease.closed)]
+        leases = self._worker.leases()  # those too whose finish is on its way: it may wait for the database
         if leases:
             answer = self._worker.driver.run(ops.extend(lease.held for lease in leases))
             self._worker.call_soon(self._worker.extended, leases, answer)

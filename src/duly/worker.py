@@ -14,25 +14,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from duly import keys, runner
-from duly.context import Asked, Lease, current
+from duly.context import Asked, Lease
 from duly.durations import Duration, to_ms
 from duly.errors import AnswerLost, ConfigError, DulyError, PayloadError, StoreError, StoreUnavailable
 from duly.events import about
 from duly.failure import describe
 from duly.heart import Heart, identity
 from duly.isolation import Children, Suspects
+from duly.loop import stopped_by_signals, tasks_of_handlers_noted
 from duly.model import Change, Failed, Outcome, Released, State, Verdict
 from duly.overtime import Overtime
 from duly.pace import LATE_SECONDS, Pace
+from duly.slots import Slots
 from duly.store import ops
 from duly.store.ops import Finish, Op
 from duly.tasks import Kind
@@ -43,11 +44,11 @@ if TYPE_CHECKING:
     from duly.app import Duly
     from duly.store.driver import Driver
 
+log = logging.getLogger("duly.worker")
+
 T = TypeVar("T")
 Ended = tuple[Lease, Change]
 
-# How long handlers run on without a look at the rest of the event loop.
-FAIR_SECONDS = 0.005
 BUSY_SECONDS = 1.0
 # After the grace time: how long a handler that was told to stop gets, and what recording that may take.
 TOLD_SECONDS = 0.3
@@ -89,20 +90,14 @@ class Worker:
         self._held: dict[str, Lease] = {}
         self._aside: set[str] = set()  # held, but in no slot: suspects
         self._stuck: set[Lease] = set()
-        self._buffer: deque[Lease] = deque()
-        self._running = 0
-        self._lock = threading.Lock()  # of the buffer and the number of running handlers, which threads change too
         self._ended: deque[Ended] = deque()
-        self._consumers: list[asyncio.Future[Lease]] = []
-        self._background: set[asyncio.Task[Any]] = set()
         self._pace = Pace(concurrency, app.tasks, app.settings.max_attempts)
-        self.threads = Threads(concurrency, spawn, self._run_in_thread)
+        self._slots = Slots(self)
         self.children = Children(app, concurrency)
         self.heart = Heart(self, clock=clock)
         self._stopping = False
         self._stop_at = 0.0
         self._told = False
-        self._closing = False
         self._filling = False
         self.emptying = False  # claims nothing, so that a suspect can run alone in this process
         self._poked = False
@@ -123,12 +118,12 @@ class Worker:
         self._vacant = asyncio.Event()  # something held was recorded
         self._suspects = Suspects(self)
         self._refuse_what_cannot_run()
-        with self._signal_handlers(), self._children_of_handlers_noted():
+        with stopped_by_signals(self.stop, wanted=self._signals), tasks_of_handlers_noted():
             await self._begin()
             turns = asyncio.create_task(self._turns(), name="duly-turns")
             beside = [asyncio.create_task(work, name=f"duly-{name}") for name, work in self._beside()]
             try:
-                await self._end_of(turns)
+                await self._end_of(turns, beside)
             finally:
                 await self._close(turns, beside)
 
@@ -176,21 +171,28 @@ class Worker:
             concurrency=self.concurrency,
         )
 
-    async def _end_of(self, turns: asyncio.Task[None]) -> None:
-        """Wait for the turns to end; once we are to stop, no longer than the grace time and a second."""
+    async def _end_of(self, turns: asyncio.Task[None], beside: Sequence[asyncio.Task[None]]) -> None:
+        """Wait for the turns to end; once we are to stop, no longer than the grace time and a second.
+
+        If anything beside them breaks, we break: half a worker would look alive.
+        """
         while not turns.done():
             self._stop_told.clear()
             left = self._stop_at + LAST_SECONDS - self.clock() if self._stopping else None
             if left is not None and left <= 0:
                 return
             told = asyncio.create_task(self._stop_told.wait())
-            await asyncio.wait({turns, told}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            alive = {work for work in beside if not work.done()}
+            await asyncio.wait({turns, told, *alive}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
+            for work in beside:
+                if work.done():
+                    work.result()
         turns.result()
 
     async def _close(self, turns: asyncio.Task[None], beside: Sequence[asyncio.Task[None]]) -> None:
-        self._stopping = self._closing = True
-        work = {turns, *beside, *self._background}
+        self._stopping = True
+        work = {turns, *beside, *self._slots.closing()}
         for task in work:
             task.cancel()
         await asyncio.wait(work, timeout=TOLD_SECONDS)  # a handler may hold on for ever
@@ -205,7 +207,7 @@ class Worker:
     def _join(self) -> None:
         """Wait for the threads that can end."""
         self.heart.stop()
-        self.threads.close()
+        self._slots.threads.close()
 
     async def _leave(self) -> None:
         """Give back what could not end, and say that we have gone."""
@@ -246,7 +248,7 @@ class Worker:
         ended = self._take_ended()
         for one in ended:
             if one[0].staged:  # its row may still be locked by the handler's own transaction
-                self._in_background(self._record_apart(one))
+                self._slots.in_background(self._record_apart(one))
         ended = [one for one in ended if not one[0].staged]
         if ended:
             await asyncio.gather(self.record(ended), self._fill())
@@ -275,12 +277,17 @@ class Worker:
             verdicts = await self._record_bare(*ended[0], error)
         now = self.clock()
         for lease, change in ended:
-            self._held.pop(lease.job.id, None)
-            self._aside.discard(lease.job.id)
+            self._let_go(lease)
             self.app.events.attempted(lease, change, verdicts.get(lease.job.id, Verdict.LOST), now)
             if change.state is State.SCHEDULED:
                 self._due_known = False
         self._vacant.set()
+
+    def _let_go(self, lease: Lease) -> None:
+        # A job that was given back may have been claimed again, by this very turn: that is another lease.
+        if self._held.get(lease.job.id) is lease:
+            del self._held[lease.job.id]
+            self._aside.discard(lease.job.id)
 
     async def _record_apart(self, one: Ended) -> None:
         await self.record([one])
@@ -331,15 +338,15 @@ class Worker:
         if len(leases) < limit and tasks is self.app.tasks:
             self._exhausted.add(queue)
         self._pace.note_claim(len(leases), sum(len(lease.job.payload) for lease in leases))
-        slots = self.concurrency - self._running
+        free = self._slots.free
         for place, lease in enumerate(leases):
             # What runs at most once must not wait here: if we died, it would have had its chance.
-            if place >= slots and lease.job.max_attempts == 1:
+            if place >= free and lease.job.max_attempts == 1:
                 self._pace.late(self.clock())
                 self.give_back(lease)
             else:
-                self._buffer.append(lease)
-        self._dispatch()
+                self._slots.put(lease)
+        self._slots.fill()
         return len(leases)
 
     async def claim(
@@ -399,8 +406,8 @@ class Worker:
         until = [now + self.app.settings.poll_ms / 1000]
         if self._next_due is not None:
             until.append(self._next_due)
-        if self._buffer:
-            until.append(self._buffer[0].claimed_at + LATE_SECONDS)
+        if (oldest := self._slots.oldest) is not None:
+            until.append(oldest.claimed_at + LATE_SECONDS)
         if self._stopping:
             until.append(self._stop_at + (TOLD_SECONDS if self._told else 0.0))
         return max(0.0, min(until) - now)
@@ -450,75 +457,7 @@ class Worker:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(function, *args)
 
-    # Running
-
-    def _dispatch(self) -> None:
-        """Start what is claimed, as far as there are slots, in the order of the claim."""
-        while True:
-            with self._lock:
-                if not self._buffer or self._running >= self.concurrency:
-                    return
-                lease = self._buffer.popleft()
-                self._running += 1
-            self._start(lease)
-
-    def _start(self, lease: Lease) -> None:
-        match lease.task.definition.kind:
-            case Kind.ASYNC if self._consumers:
-                self._consumers.pop().set_result(lease)
-            case Kind.ASYNC:
-                self._in_background(self._consume(lease))
-            case Kind.THREAD:
-                self.threads.put(lease)
-            case Kind.PROCESS:
-                self._in_background(self._run_in_child(lease))
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _consume(self, lease: Lease) -> None:
-        """Run async handlers, one after the other, for as long as the worker lives."""
-        looked_up_at = self.clock()
-        while True:
-            lease.begun_at = self.clock()
-            self.ended(lease, await runner.arun(lease))
-            if self._closing:
-                return
-            following = self._following(Kind.ASYNC)
-            if following is None:
-                resting: asyncio.Future[Lease] = self._loop.create_future()
-                self._consumers.append(resting)
-                following = await resting
-                looked_up_at = self.clock()
-            elif lease.begun_at - looked_up_at > FAIR_SECONDS:
-                await asyncio.sleep(0)
-                looked_up_at = self.clock()
-            lease = following
-
-    def _run_in_thread(self, lease: Lease) -> Lease | None:
-        """Run a sync handler in this thread, and give the next one for it."""
-        lease.begun_at = self.clock()
-        self.ended(lease, self.threads.run(lease))
-        return self._following(Kind.THREAD)
-
-    async def _run_in_child(self, lease: Lease) -> None:
-        lease.begun_at = self.clock()
-        self.ended(lease, await self.children.run(lease))
-        if (following := self._following(Kind.PROCESS)) is not None:
-            self._start(following)
-
-    def _following(self, kind: Kind) -> Lease | None:
-        """Give the slot that has become free to the next job if it runs in the same place, else back."""
-        with self._lock:
-            if self._buffer and self._buffer[0].task.definition.kind is kind:
-                return self._buffer.popleft()
-            self._running -= 1
-            waiting = bool(self._buffer)
-        if waiting:
-            self.call_soon(self._dispatch)
-        return None
+    # What becomes of an attempt
 
     def ended(self, lease: Lease, outcome: Outcome) -> None:
         """Take note of how an attempt ended; the next turn records it. May be called from any thread."""
@@ -529,8 +468,15 @@ class Worker:
             self.app.events.tell("job.ended_late", logging.WARNING, **about(lease))
         else:
             self._pace.note(lease.job.task, self.clock() - (lease.begun_at or 0.0))
-            self._ended.append((lease, runner.change_of(lease, outcome, self.chance())))
+            self._ended.append((lease, self._judged(lease, outcome)))
         self.poke()
+
+    def _judged(self, lease: Lease, outcome: Outcome) -> Change:
+        try:
+            return runner.change_of(lease, outcome, self.chance())
+        except Exception as error:  # a backoff of the user's own, say; whatever it is, the job must not hang
+            log.exception("job.not_judged", extra=about(lease))
+            return Change(State.DEAD, reason="its end could not be judged", error=describe(error))
 
     def give_back(self, lease: Lease) -> None:
         """Release a job, its attempt uncounted."""
@@ -540,17 +486,13 @@ class Worker:
     def _give_back_late(self) -> None:
         """Release what was claimed ahead and has not begun in time, or will not because we stop."""
         now = self.clock()
-        while True:
-            with self._lock:
-                if not self._buffer or not (self._stopping or now - self._buffer[0].claimed_at > LATE_SECONDS):
-                    return
-                lease = self._buffer.popleft()
+        while lease := self._slots.take_back(math.inf if self._stopping else now - LATE_SECONDS):
             self._pace.late(now)
             self.give_back(lease)
 
     def give_up_on(self, lease: Lease, outcome: Outcome) -> None:
         """Record the end of an attempt whose handler does not end; its slot stays taken until it does."""
-        change = runner.change_of(lease, outcome, self.chance())
+        change = self._judged(lease, outcome)
         if change.state is State.SCHEDULED:
             # It still runs: nobody else may begin before its lease would have ended.
             change = Change(change.state, max(change.after_ms or 0, lease.job.lease_ms), error=change.error)
@@ -592,7 +534,12 @@ class Worker:
         if lease.aio is not None:
             lease.aio.cancel()
         else:
-            self.threads.interrupt(lease)
+            self._slots.threads.interrupt(lease)
+
+    @property
+    def threads(self) -> Threads:
+        """The threads in which sync handlers run."""
+        return self._slots.threads
 
     # What the heart hears
 
@@ -665,43 +612,6 @@ class Worker:
             self._vacant.clear()
             self.poke()
             await self._vacant.wait()
-
-    # Around
-
-    @contextlib.contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        """Stop on SIGTERM and Ctrl-C, where this is the thread that hears of them."""
-        if not self._signals or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        heard = (signal.SIGTERM, signal.SIGINT)
-        for number in heard:
-            self._loop.add_signal_handler(number, self.stop)
-        try:
-            yield
-        finally:
-            for number in heard:
-                self._loop.remove_signal_handler(number)
-
-    @contextlib.contextmanager
-    def _children_of_handlers_noted(self) -> Iterator[None]:
-        """Remember which tasks a handler starts, to name those it leaves behind."""
-        before = self._loop.get_task_factory()
-
-        def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
-            task = before(loop, coroutine, **options) if before else asyncio.Task(coroutine, loop=loop, **options)
-            if (lease := current.get()) is not None:
-                lease.left.append(task)  # type: ignore[arg-type]
-            return task
-
-        self._loop.set_task_factory(make)
-        try:
-            yield
-        finally:
-            self._loop.set_task_factory(before)
-
-
-log = logging.getLogger("duly.worker")
 
 
 def _limits(app: Duly, queues: Iterable[str] | Mapping[str, int | None] | None) -> dict[str, int | None]:

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from duly import Cancel, Ctx, Duly, SyncCtx
+from duly.context import Lease
 from duly.errors import JobTimeout, LeaseLost
+from duly.keys import new_token
 from duly.model import State
+from duly.overtime import Overtime
 from duly.store import ops
 from duly.worker import Worker
 from tests.contract.stores import D1Driver
@@ -642,3 +645,52 @@ def test_contexts_of_handlers_are_their_own(app: Duly) -> None:
     marks.enqueue_many(marks.call(n) for n in range(1, 30))
     app.run(drain=True, signals=False, concurrency=2)
     assert seen == [0] * 29
+
+
+def test_j10_a_lease_that_ended_does_not_take_its_successor_along(app: Duly) -> None:
+    @app.task
+    def work() -> None: ...
+
+    async def scenario() -> None:
+        worker = Worker(app, signals=False)
+        await work.aenqueue()
+        job = (await app.driver.arun(ops.claim("default", limit=1, token=new_token(), worker="w")))[0]
+        # Given back and claimed again by one turn, whose answers come in either order.
+        old, new = (Lease(job, app.tasks["work"], app.driver, "duly", 0.0) for _ in range(2))
+        worker._held[job.id] = new
+        worker._let_go(old)
+        assert worker.leases() == [new]
+        worker._let_go(new)
+        assert worker.leases() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_of_which_a_part_breaks_does_not_go_on_by_half(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def breaks(self: Overtime) -> None:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(Overtime, "run", breaks)
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        app.run(signals=False)
+
+
+def test_a_job_whose_backoff_fails_ends_dead_and_frees_its_slot(app: Duly) -> None:
+    class Odd:
+        def delay_ms(self, attempt: int, chance: float) -> int:
+            raise ZeroDivisionError("odd")
+
+    @app.task
+    def fails() -> None:
+        raise ValueError("no")
+
+    @app.task
+    def fine() -> None: ...
+
+    app.tasks["fails"].definition.policy.__init__(Odd())  # type: ignore[misc]
+    job, other = fails.enqueue(), fine.enqueue()
+    app.run(drain=True, signals=False, concurrency=1)
+    found = app.get(job.id)
+    assert found is not None
+    assert (found.state, found.reason) == (State.DEAD, "its end could not be judged")
+    assert app.get(other.id).state is State.SUCCEEDED  # type: ignore[union-attr]

@@ -2024,9 +2024,9 @@ MUTANTS = [
         "tests/engine/test_worker.py -k lease_was_taken",
     ),
     Mutant(
-        "src/duly/worker.py",
-        "if not self._buffer or self._running >= self.concurrency:",
-        "if not self._buffer:",
+        "src/duly/slots.py",
+        "if not self._waiting or self._running >= self._worker.concurrency:",
+        "if not self._waiting:",
         "tests/engine/test_worker.py -k at_most_so_many",
     ),
     Mutant(

@@ -1,0 +1,48 @@
+"""What a worker adds to the event loop it runs in, and takes away again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from duly.context import current
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None], *, wanted: bool) -> Iterator[None]:
+    """Stop on SIGTERM and Ctrl-C, where this is the thread that hears of them."""
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    heard = (signal.SIGTERM, signal.SIGINT)
+    for number in heard:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in heard:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def tasks_of_handlers_noted() -> Iterator[None]:
+    """Remember which tasks a handler starts, to name those it leaves behind."""
+    loop = asyncio.get_running_loop()
+    before = loop.get_task_factory()
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        task = before(loop, coroutine, **options) if before else asyncio.Task(coroutine, loop=loop, **options)
+        if (lease := current.get()) is not None:
+            lease.left.append(task)  # type: ignore[arg-type]
+        return task
+
+    loop.set_task_factory(make)
+    try:
+        yield
+    finally:
+        loop.set_task_factory(before)

@@ -1,0 +1,135 @@
+"""The slots of a worker: where claimed jobs wait for one, and where their handlers run.
+
+Async handlers run on the event loop, sync ones in threads, isolated ones in child processes; together no more than
+there are slots. Consumers and threads live long: whoever ends a job takes the next one that runs in the same place, so
+that a job costs neither a task nor a wake-up of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from duly import runner
+from duly.context import Lease
+from duly.tasks import Kind
+from duly.threads import Threads
+
+if TYPE_CHECKING:
+    from duly.worker import Worker
+
+# How long handlers run on without a look at the rest of the event loop.
+FAIR_SECONDS = 0.005
+
+
+class Slots:
+    """Runs what was claimed, in the order of the claim."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._clock = worker.clock
+        self._waiting: deque[Lease] = deque()
+        self._running = 0
+        self._lock = threading.Lock()  # of the two above, which threads change too
+        self._resting: list[asyncio.Future[Lease]] = []
+        self._background: set[asyncio.Task[Any]] = set()
+        self._closing = False
+        self.threads = Threads(worker.concurrency, worker.spawn, self._run_in_thread)
+
+    @property
+    def free(self) -> int:
+        """How many handlers could begin now."""
+        return self._worker.concurrency - self._running
+
+    @property
+    def oldest(self) -> Lease | None:
+        """The job that has waited longest for a slot."""
+        return self._waiting[0] if self._waiting else None
+
+    def put(self, lease: Lease) -> None:
+        """Have a job wait for a slot; `fill` gives it one."""
+        self._waiting.append(lease)
+
+    def fill(self) -> None:
+        """Start what waits, as far as there are slots."""
+        while True:
+            with self._lock:
+                if not self._waiting or self._running >= self._worker.concurrency:
+                    return
+                lease = self._waiting.popleft()
+                self._running += 1
+            self._start(lease)
+
+    def take_back(self, claimed_before: float) -> Lease | None:
+        """Give up the job that has waited longest, if it was claimed before that time."""
+        with self._lock:
+            if self._waiting and self._waiting[0].claimed_at < claimed_before:
+                return self._waiting.popleft()
+        return None
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the turns, until it ends or the worker does."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def closing(self) -> set[asyncio.Task[Any]]:
+        """Take on nothing more, and give the tasks that are still there."""
+        self._closing = True
+        return set(self._background)
+
+    def _start(self, lease: Lease) -> None:
+        match lease.task.definition.kind:
+            case Kind.ASYNC if self._resting:
+                self._resting.pop().set_result(lease)
+            case Kind.ASYNC:
+                self.in_background(self._consume(lease))
+            case Kind.THREAD:
+                self.threads.put(lease)
+            case Kind.PROCESS:
+                self.in_background(self._run_in_child(lease))
+
+    async def _consume(self, lease: Lease) -> None:
+        """Run async handlers, one after the other, for as long as the worker lives."""
+        looked_up_at = self._clock()
+        while True:
+            lease.begun_at = self._clock()
+            self._worker.ended(lease, await runner.arun(lease))
+            if self._closing:
+                return
+            following = self._following(Kind.ASYNC)
+            if following is None:
+                resting: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+                self._resting.append(resting)
+                following = await resting
+                looked_up_at = self._clock()
+            elif lease.begun_at - looked_up_at > FAIR_SECONDS:
+                await asyncio.sleep(0)
+                looked_up_at = self._clock()
+            lease = following
+
+    def _run_in_thread(self, lease: Lease) -> Lease | None:
+        """Run a sync handler in this thread, and give the next one for it."""
+        lease.begun_at = self._clock()
+        self._worker.ended(lease, self.threads.run(lease))
+        return self._following(Kind.THREAD)
+
+    async def _run_in_child(self, lease: Lease) -> None:
+        lease.begun_at = self._clock()
+        self._worker.ended(lease, await self._worker.children.run(lease))
+        if (following := self._following(Kind.PROCESS)) is not None:
+            self._start(following)
+
+    def _following(self, kind: Kind) -> Lease | None:
+        """Give the slot that has become free to the next job if it runs in the same place, else back."""
+        with self._lock:
+            if self._waiting and self._waiting[0].task.definition.kind is kind:
+                return self._waiting.popleft()
+            self._running -= 1
+            waiting = bool(self._waiting)
+        if waiting:
+            self._worker.call_soon(self.fill)
+        return None
