@@ -103,6 +103,7 @@ class Worker:
         self._poked = False
         self._exhausted: set[str] = set()  # queues that had less than this turn asked for
         self._armed = False
+        self._fruitful = False  # what was claimed since the last arming
         self._busy_since: float | None = None
         self._next_due: float | None = None
         self._due_known = False
@@ -383,14 +384,19 @@ class Worker:
             return
         idle = self._takes_jobs() and any(self._room(queue) > 0 for queue in self.queues)
         if idle and not self._armed:
-            await asyncio.to_thread(self._watch.arm)
-            self._armed = True
+            await asyncio.to_thread(self._arm)
             return  # and look once more, now that a change would be told
         if idle and not self._due_known:
             await self._look_ahead()
         await self._sleep(self._how_long())
-        if idle:
-            self._watch.arm()  # some tell only once; before the next claim, so that nothing falls in between
+        if idle and not self._armed:
+            self._arm()  # before the next claim, so that nothing falls in between
+
+    def _arm(self) -> None:
+        """Have the next change told; some are told only once."""
+        fruitful, self._fruitful = self._fruitful, False
+        self._armed = True
+        self._watch.arm(fruitful=fruitful)
 
     async def _sleep(self, seconds: float) -> None:
         timer = self._loop.call_later(seconds, self._time_has_passed)
@@ -433,6 +439,7 @@ class Worker:
 
     def _note_busy(self, claimed: int) -> None:
         """Stop listening for wake-ups once the work does not stop, and look for the next due time anew."""
+        self._fruitful = self._fruitful or claimed > 0
         if not claimed:
             self._busy_since = None
         elif self._busy_since is None:
@@ -444,6 +451,7 @@ class Worker:
     def _changed(self) -> None:
         """Hear, from any thread, that jobs may be ready."""
         self._due_known = False
+        self._armed = False
         self.poke()
 
     def poke(self) -> None:

@@ -65,8 +65,8 @@ class Watch:
         self._on_change = on_change
         self._closed = False
 
-    def arm(self) -> None:
-        """From the return on, have changes by other processes call back."""
+    def arm(self, *, fruitful: bool = False) -> None:
+        """From the return on, have changes by other processes call back. `fruitful`: the last call led to work."""
 
     def disarm(self) -> None:
         """Hear no more of other processes."""
@@ -95,7 +95,7 @@ class Watch:
 class Pace:
     """Keeps calls apart, the further the longer they keep coming: who has nothing to do must not burn."""
 
-    LEAST, MOST, QUIET = 0.001, 0.02, 0.1
+    LEAST, MOST, QUIET = 0.001, 0.02, 0.01
 
     def __init__(self) -> None:
         self._gap = self.LEAST
@@ -106,6 +106,11 @@ class Pace:
         since = time.monotonic() - self._last
         self._gap = min(self._gap * 1.5, self.MOST) if since < self.QUIET else self.LEAST
         return max(0.0, self._gap - since)
+
+    def fruitful(self) -> None:
+        """Note that the last call was worth it: the next one may come soon."""
+        self._gap = self.LEAST
+        self._last = 0.0
 
     def called(self) -> None:
         """Note that a call was made."""

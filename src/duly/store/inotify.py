@@ -62,8 +62,10 @@ class FileWatch(Watch):
         self._seen: int | None = None
         self._thread: _Thread | None = None
 
-    def arm(self) -> None:
+    def arm(self, *, fruitful: bool = False) -> None:
         """From the return on, have the next commit of another connection call back. Armed already, it does nothing."""
+        if fruitful:
+            self._pace.fruitful()
         if self._armed or self._closed:
             return
         with self._lock:
@@ -117,14 +119,19 @@ class FileWatch(Watch):
         if not told:
             thread.ring()
 
-    def _await_change(self, told: bool, stopping: threading.Event) -> None:
+    def _await_change(self, told: bool, thread: _Thread) -> None:
         """Wait for the commit that follows a write, or for any while nothing tells of writes; then call back."""
-        began = time.monotonic()
-        pause = max(self._pace.pause(), SPIN if told else BLIND_FIRST)
-        while not stopping.wait(pause):
+        thread.stopping.wait(self._pace.pause())
+        began, pause = time.monotonic(), SPIN if told else BLIND_FIRST
+        while not thread.stopping.is_set():
+            # The write may have been one whose commit was seen at arming; the next one begins the spin anew.
+            if not (told and thread.watch_once(self._wal)):
+                thread.stopping.wait(pause)
+            elif thread.hears_within(pause):
+                began, pause = time.monotonic(), SPIN
             waited = time.monotonic() - began
             with self._lock:
-                if not self._armed or stopping.is_set():
+                if not self._armed or thread.stopping.is_set():
                     return
                 changed = self._has_changed() or (told and waited > GIVE_UP)
                 if changed:
@@ -146,19 +153,29 @@ class FileWatch(Watch):
 class _Thread:
     """A thread that sleeps until somebody writes to the file, or rings where nobody would tell of that."""
 
-    def __init__(self, awake: Callable[[bool, threading.Event], None]) -> None:
+    def __init__(self, awake: Callable[[bool, _Thread], None]) -> None:
         self._awake = awake
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._rung = False
         self._inotify = Inotify.open()
         self._bell, self._button = socket.socketpair()
         self._bell.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        if self._inotify is not None:
+            self._selector.register(self._inotify.fd, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="duly-watch", daemon=True)
         self._thread.start()
 
     def watch_once(self, path: str) -> bool:
         """Wake at the next write to `path`. False: nothing will tell of it."""
         return self._inotify is not None and self._inotify.watch_once(path)
+
+    def hears_within(self, seconds: float) -> bool:
+        """Wait so long, or until somebody writes; tells which."""
+        heard = any(key.fileobj != self._bell for key, _ in self._selector.select(seconds))
+        self._drain()
+        return heard
 
     def ring(self) -> None:
         """Wake now."""
@@ -167,7 +184,7 @@ class _Thread:
 
     def stop(self) -> None:
         """End the thread, unless this is the thread itself, which then ends after this."""
-        self._stopping.set()
+        self.stopping.set()
         with suppress(OSError):  # it has ended already
             self._button.send(b"!")
         if threading.current_thread() is not self._thread:
@@ -175,16 +192,13 @@ class _Thread:
 
     def _run(self) -> None:
         try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._bell, selectors.EVENT_READ)
-                if self._inotify is not None:
-                    selector.register(self._inotify.fd, selectors.EVENT_READ)
-                while not self._stopping.is_set():
-                    selector.select()
-                    self._drain()
-                    rung, self._rung = self._rung, False
-                    self._awake(not rung, self._stopping)
+            while not self.stopping.is_set():
+                self._selector.select()
+                self._drain()
+                rung, self._rung = self._rung, False
+                self._awake(not rung, self)
         finally:
+            self._selector.close()
             self._bell.close()
             self._button.close()
             if self._inotify is not None:

@@ -50,7 +50,7 @@ class ListenWatch(Watch):
         self._lock = threading.Lock()
         self._listener: _Listener | None = None
 
-    def arm(self) -> None:
+    def arm(self, *, fruitful: bool = False) -> None:
         """Return when notifications will be heard, or cannot be for now. Armed already, it does nothing."""
         with self._lock:
             if self._closed:
@@ -58,7 +58,7 @@ class ListenWatch(Watch):
             if self._listener is None:
                 self._listener = _Listener(self._host, self.tell)
             listener = self._listener
-        listener.park()
+        listener.park(fruitful=fruitful)
 
     def disarm(self) -> None:
         """Hear no more of other processes."""
@@ -98,8 +98,10 @@ class _Listener:
         self._thread = threading.Thread(target=self._run, name="duly-listen", daemon=True)
         self._thread.start()
 
-    def park(self) -> None:
+    def park(self, *, fruitful: bool) -> None:
         """Hold the flag; wait for that only a moment, and not at all while there is no connection."""
+        if fruitful:
+            self._pace.fruitful()
         if self._wanted and (self._lost or self._settled.is_set()):
             return
         self._want(True)
