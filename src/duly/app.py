@@ -476,13 +476,13 @@ def _paused(queue: str | None, task: str | None) -> tuple[str, str]:
 def _parent() -> ops.Held | None:
     """Give the job whose handler enqueues, under whose lease it does so; none once its finish is staged."""
     lease = current.get()
-    return None if lease is None or lease.staged else lease.held
+    return None if lease is None or lease.staged or lease.over else lease.held
 
 
 def _held(answers: Answers) -> Answers:
     """Tell a handler that it lost its lease, where it did: then nothing was added."""
     lease = current.get()
-    if lease is not None and not answers:
+    if lease is not None and not lease.over and not answers:
         lease.lose()
     return answers
 

@@ -51,11 +51,13 @@ class Lease:
         "begun_at",
         "claimed_at",
         "closed",
+        "conn",
         "driver",
         "in_flight",
         "job",
         "landed",
         "left",
+        "over",
         "schema",
         "sent",
         "staged",
@@ -82,7 +84,9 @@ class Lease:
         self.closed = False  # nothing that the handler still does counts
         self.in_flight = 0  # writes of the handler that are on their way
         self.landed: asyncio.Event | None = None  # set when they have arrived
-        self.left: list[asyncio.Task[Any]] = []  # what the handler started beside itself
+        self.left: set[asyncio.Task[Any]] = set()  # what the handler started beside itself
+        self.over = False  # the handler has ended; what it left behind may still run
+        self.conn: Any = None  # the connection on which it staged its finish
 
     @property
     def held(self) -> Held:
@@ -218,11 +222,12 @@ class _Context:
         text = None if result is None else codec.encode(result)
         return ops.finish([Finish(job, Change(State.SUCCEEDED, result=text))])
 
-    def _stage(self, verdicts: dict[str, Verdict]) -> None:
+    def _stage(self, conn: Any, verdicts: dict[str, Verdict]) -> None:
         assert self._lease is not None
         if verdicts[self._job.id] in (Verdict.LOST, Verdict.GONE):
             self._lease.lose()
         self._lease.staged = True
+        self._lease.conn = conn
 
 
 @final
@@ -248,12 +253,12 @@ class Ctx(_Context):
         assert self._lease is not None
         if caller.is_async(conn):
             return self._acommit(conn, op)
-        self._stage(caller.run(conn, op, schema=self._lease.schema))
+        self._stage(conn, caller.run(conn, op, schema=self._lease.schema))
         return _Done()
 
     async def _acommit(self, conn: Any, op: Op[dict[str, Verdict]]) -> None:
         assert self._lease is not None
-        self._stage(await caller.arun(conn, op, schema=self._lease.schema))
+        self._stage(conn, await caller.arun(conn, op, schema=self._lease.schema))
 
     async def _run(self, op: Op[bool]) -> bool:
         assert self._lease is not None
@@ -282,7 +287,7 @@ class SyncCtx(_Context):
         """
         op = self._staged(result)
         assert self._lease is not None
-        self._stage(caller.run(conn, op, schema=self._lease.schema))
+        self._stage(conn, caller.run(conn, op, schema=self._lease.schema))
 
     def _run(self, op: Op[bool]) -> bool:
         assert self._lease is not None

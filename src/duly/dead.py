@@ -83,7 +83,7 @@ class Dead:
     ) -> str:
         """Run a dead job again under a new id, which is returned; a second replay of it returns the first's."""
         job = self._app.get(job_id) if key is not None or payload is not None else None
-        return _new_id(self._app.driver.run(self._replay(job_id, job, by, why, key, payload, force))[0], force)
+        return _new_id(self._app.driver.run(self._replay(job_id, job, by, why, key, payload, force))[0], job_id, force)
 
     async def areplay(
         self,
@@ -98,7 +98,7 @@ class Dead:
         """Run a dead job again, from a coroutine."""
         job = await self._app.aget(job_id) if key is not None or payload is not None else None
         replay = self._replay(job_id, job, by, why, key, payload, force)
-        return _new_id((await self._app.driver.arun(replay))[0], force)
+        return _new_id((await self._app.driver.arun(replay))[0], job_id, force)
 
     def replay_all(
         self, *, limit: int = 100, by: str | None = None, why: str | None = None, **filters: Unpack[DeadFilters]
@@ -172,12 +172,12 @@ def _each(ids: str | Sequence[str]) -> Sequence[str]:
     return [ids] if isinstance(ids, str) else ids
 
 
-def _new_id(replayed: Replayed, force: bool) -> str:
+def _new_id(replayed: Replayed, job_id: str, force: bool) -> str:
     """Give the id of the new job, or say why there is none."""
     if replayed.new_id is not None:
         return replayed.new_id
     if replayed.state is None:
-        raise JobNotFound(f"no finished job has the id {replayed.id}", replayed.id)
+        raise JobNotFound(f"no finished job has the id {job_id}", job_id)
     if replayed.key_holder is not None:
         raise KeyConflict(
             f"job {replayed.id} is not replayed: its key is taken by job {replayed.key_holder}; give key= for another",

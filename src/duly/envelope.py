@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from duly import codec
-from duly.errors import ConfigError
+from duly.errors import BadArguments, ConfigError
 from duly.model import Envelope
 
 _DEFAULTS = Envelope()
@@ -53,4 +53,9 @@ def pack(envelope: Envelope) -> str | None:
 
 def unpack(text: str | None) -> Envelope:
     """Read what `pack` wrote; fields this version does not know are ignored, a newer one may write more."""
-    return codec.decode(text, Envelope) if text else _DEFAULTS
+    if not text:
+        return _DEFAULTS
+    try:
+        return codec.decode(text, Envelope)
+    except BadArguments:  # written past us by hand: one such row must not stop whoever reads it
+        return _DEFAULTS

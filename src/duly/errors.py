@@ -145,6 +145,7 @@ class StoreUnavailable(StoreError):
     """The database cannot be reached now; nothing was written."""
 
     code = "store_unavailable"
+    locked: bool = False  # it can be, but another transaction holds what is needed
 
 
 class AnswerLost(StoreError):

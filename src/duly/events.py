@@ -53,6 +53,10 @@ class Events:
 
     def attempted(self, lease: Lease, change: Change, verdict: Verdict, ended_at: float) -> None:
         """Tell how an attempt ended."""
+        if lease.staged and verdict in (Verdict.ALREADY, Verdict.GONE) and change.state is not State.SUCCEEDED:
+            # It succeeded when its own transaction committed; what came after that is told, and changes nothing.
+            self.tell("job.raised_after_commit", logging.WARNING, **about(lease), error=_clipped(change.error))
+            change = Change(State.SUCCEEDED)
         name, level = _named(change, verdict)
         # Most attempts succeed, and mostly nobody wants to hear of each.
         if level == logging.DEBUG and not self._listeners and not log.isEnabledFor(level):

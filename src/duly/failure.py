@@ -30,7 +30,7 @@ def _said(say: Callable[[], str]) -> str:
     """Ask for a text, or tell why there is none."""
     try:
         return say()
-    except Exception as error:
+    except BaseException as error:
         return f"<no text: asking for it raised {type(error).__name__}>"
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.worker")
 
 START_SECONDS = 30.0
+LOOK_SECONDS = 0.1
 # Between the end of a process and the end of what it said: its last words may still be on their way.
 LAST_WORDS_SECONDS = 0.05
 STOPS = frozenset({Asked.TIMEOUT, Asked.LOST, Asked.STOPPING})
@@ -335,27 +336,31 @@ class Suspects:
             lease = await self._claim(queue, child=False)
             if lease is not None:
                 self._here = False
-                await self._end(lease, await self._in_emptied(lease))
+                outcome = await self._in_emptied(lease)
+                if outcome is not None:
+                    await self._end(lease, outcome)
         finally:
             worker.emptying = False
             worker.poke()
 
-    async def _in_emptied(self, lease: Lease) -> Outcome:
-        """Run a suspect in this process, with nothing else in it."""
+    async def _in_emptied(self, lease: Lease) -> Outcome | None:
+        """Run a suspect in this process, with nothing else in it. None: it was given up on, and still runs."""
         worker = self._worker
         lease.begun_at = worker.clock()
-        if lease.task.definition.kind is Kind.ASYNC:
-            return await runner.arun(lease)
-        return await self._in_thread(lease)
-
-    async def _in_thread(self, lease: Lease) -> Outcome:
-        """Run a sync handler in a thread that may be interrupted, and that keeps no process from ending."""
-        worker = self._worker
         ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def tell(outcome: Outcome) -> None:
-            if not ended.done():
+            if lease.closed:
+                worker.ended(lease, outcome)
+            elif not ended.done():
                 ended.set_result(outcome)
 
-        worker.spawn(lambda: worker.call_soon(tell, worker.threads.run(lease)), "duly-suspect")
-        return await ended
+        if lease.task.definition.kind is Kind.ASYNC:
+            running = asyncio.create_task(runner.arun(lease))
+            running.add_done_callback(lambda done: None if done.cancelled() else tell(done.result()))
+        else:
+            # In a thread that may be interrupted, and that keeps no process from ending.
+            worker.spawn(lambda: worker.call_soon(tell, worker.threads.run(lease)), "duly-suspect")
+        while not (ended.done() or lease.closed):
+            await asyncio.wait({ended}, timeout=LOOK_SECONDS)
+        return ended.result() if ended.done() else None

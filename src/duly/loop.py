@@ -37,8 +37,10 @@ def tasks_of_handlers_noted() -> Iterator[None]:
 
     def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         task = before(loop, coroutine, **options) if before else asyncio.Task(coroutine, loop=loop, **options)
-        if (lease := current.get()) is not None:
-            lease.left.append(task)  # type: ignore[arg-type]
+        lease = current.get()
+        if lease is not None and not lease.over:
+            lease.left.add(task)  # type: ignore[arg-type]
+            task.add_done_callback(lease.left.discard)
         return task
 
     loop.set_task_factory(make)

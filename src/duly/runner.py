@@ -7,6 +7,7 @@ code runs on the event loop, in a thread and in a process of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import logging
@@ -15,7 +16,7 @@ from typing import Any
 
 from duly import codec
 from duly.context import CANCELLED_ON_REQUEST, Asked, Lease, current, timed_out
-from duly.errors import BadArguments, LeaseLost, PayloadError, StoreError
+from duly.errors import LeaseLost, PayloadError, StoreError
 from duly.failure import describe
 from duly.lifecycle import decide
 from duly.model import (
@@ -51,6 +52,15 @@ def change_of(lease: Lease, outcome: Outcome, chance: float) -> Change:
 async def arun(lease: Lease) -> Outcome:
     """Run an async handler to its outcome, in a context of its own."""
     try:
+        return await _arun(lease)
+    except Exception as error:  # whatever it is, the job must come to an end
+        return _unforeseen(lease, error)
+    finally:
+        lease.over = True
+
+
+async def _arun(lease: Lease) -> Outcome:
+    try:
         args, kwargs = _arguments(lease)
     except _CannotRun as reason:
         return reason.outcome
@@ -62,14 +72,27 @@ async def arun(lease: Lease) -> Outcome:
         outcome = _returned(lease, returned)
     except BaseException as error:
         outcome = _raised(lease, error)
-    finally:
-        _no_longer_cancelled(lease)
+    await _no_longer_cancelled(lease)
     await _landed(lease)
     return await _asettled(lease, outcome)
 
 
 def run(lease: Lease) -> Outcome:
     """Run a handler to its outcome in this thread; an async one on an event loop of its own."""
+    try:
+        return _run(lease)
+    except Exception as error:
+        return _unforeseen(lease, error)
+    finally:
+        lease.over = True
+
+
+def _unforeseen(lease: Lease, error: Exception) -> Outcome:
+    log.error("handler.unforeseen", exc_info=error, extra={"task": lease.job.task, "job_id": lease.job.id})
+    return Failed(describe(error))
+
+
+def _run(lease: Lease) -> Outcome:
     try:
         args, kwargs = _arguments(lease)
     except _CannotRun as reason:
@@ -106,7 +129,7 @@ def _arguments(lease: Lease) -> tuple[list[Any], dict[str, Any]]:
         raise _CannotRun(Waiting(f"{PARKED}needs schema version {version} of task {job.task!r}"))
     try:
         args, kwargs = definition.codec.decode_call(job.payload)
-    except BadArguments as error:
+    except Exception as error:
         # A newer version of the code may know them: tried again by backoff, whatever the task retries.
         raise _CannotRun(Failed(describe(error), reason=DOES_NOT_FIT)) from None
     if definition.context is not None:
@@ -197,13 +220,17 @@ def _signalled(signal: Signal) -> Outcome:
         case Retry():
             cause = describe(signal.__cause__ or signal)
             return Failed(cause, after_ms=signal.after_ms, reason=signal.reason)
-    raise AssertionError(signal)
+    return Failed(describe(signal))
 
 
-def _no_longer_cancelled(lease: Lease) -> None:
+async def _no_longer_cancelled(lease: Lease) -> None:
     """Take back the requests to cancel that were meant for the handler: its consumer goes on."""
     aio, lease.aio = lease.aio, None
-    while aio is not None and aio.cancelling():
+    if aio is None or not aio.cancelling():
+        return
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)  # one that the handler has not heard of would reach the next job
+    while aio.cancelling():
         aio.uncancel()
 
 
@@ -212,15 +239,29 @@ async def _landed(lease: Lease) -> None:
     if lease.in_flight:
         lease.landed = asyncio.Event()
         await lease.landed.wait()
-    left = [task.get_coro().__qualname__ for task in lease.left if not task.done()]  # type: ignore[union-attr]
+    left = [_name(task) for task in lease.left if not task.done()]
     if left:
         log.warning("handler.left_pending", extra={"task": lease.job.task, "job_id": lease.job.id, "pending": left})
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    return str(getattr(task.get_coro(), "__qualname__", task.get_name()))
 
 
 # After `ctx.commit` the database knows whether the caller's transaction made it; ask it, by the token.
 
 
+def _left_open(lease: Lease) -> None:
+    """Roll back a SQLite transaction that the handler left open: nobody could write until it is collected."""
+    conn, lease.conn = lease.conn, None
+    if type(conn).__module__.partition(".")[0] == "sqlite3":
+        with contextlib.suppress(Exception):  # closed, say
+            if conn.in_transaction:
+                conn.rollback()
+
+
 async def _asettled(lease: Lease, outcome: Outcome) -> Outcome:
+    _left_open(lease)
     if not (lease.staged and isinstance(outcome, Succeeded)):
         return outcome
     try:
@@ -230,6 +271,7 @@ async def _asettled(lease: Lease, outcome: Outcome) -> Outcome:
 
 
 def _settled(lease: Lease, outcome: Outcome) -> Outcome:
+    _left_open(lease)
     if not (lease.staged and isinstance(outcome, Succeeded)):
         return outcome
     try:

@@ -12,6 +12,8 @@ class Signal(Exception):
 class Snooze(Signal):
     """Call the handler again after this time, as if this attempt had not been."""
 
+    after_ms = 0
+
     def __init__(self, after: Duration) -> None:
         super().__init__(f"snoozed for {after}")
         self.after_ms = to_ms(after, what="Snooze")
@@ -20,17 +22,22 @@ class Snooze(Signal):
 class Cancel(Signal):
     """End the job as cancelled."""
 
+    reason = "cancelled by its handler"
+
     def __init__(self, reason: str = "cancelled by its handler") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)
 
 
 class Retry(Signal):
     """The attempt failed: try again, after this time instead of the backoff's."""
 
+    reason = "retry asked for by its handler"
+    after_ms: int | None = None
+
     def __init__(self, reason: str = "retry asked for by its handler", *, after: Duration | None = None) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)
         self.after_ms = None if after is None else to_ms(after, what="Retry(after=)")
 
 

@@ -83,14 +83,20 @@ class Slots:
 
     def _start(self, lease: Lease) -> None:
         match lease.task.definition.kind:
-            case Kind.ASYNC if self._resting:
-                self._resting.pop().set_result(lease)
             case Kind.ASYNC:
-                self.in_background(self._consume(lease))
+                self._consumed(lease)
             case Kind.THREAD:
                 self.threads.put(lease)
             case Kind.PROCESS:
                 self.in_background(self._run_in_child(lease))
+
+    def _consumed(self, lease: Lease) -> None:
+        while self._resting:
+            consumer = self._resting.pop()
+            if not consumer.done():  # else somebody cancelled it
+                consumer.set_result(lease)
+                return
+        self.in_background(self._consume(lease))
 
     async def _consume(self, lease: Lease) -> None:
         """Run async handlers, one after the other, for as long as the worker lives."""

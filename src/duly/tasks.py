@@ -242,7 +242,8 @@ class Task(Generic[P, C, R]):
             if version == 1 and using.subject is None and using.correlation_id is None:
                 return _PLAIN
             return Envelope(schema_version=version, correlation_id=using.correlation_id, subject=using.subject)
-        lease.check()
+        if not lease.over:
+            lease.check()
         said = {"correlation_id": using.correlation_id, "subject": using.subject}
         given = {name: value for name, value in said.items() if value is not None}
         return envelope.child_of(lease.job.envelope, lease.job.id, schema_version=version, **given)

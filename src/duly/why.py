@@ -48,6 +48,10 @@ class Why(Struct, frozen=True):
     sentence: str
     facts: Facts
 
+    def __str__(self) -> str:
+        """Give the sentence."""
+        return self.sentence
+
 
 def explain(facts: Facts) -> Why:
     """Name the first gate that is shut."""
@@ -118,7 +122,7 @@ def _in(facts: Facts) -> str:
 
 def _paused(what: str, by: str | None, why: str | None, until: int | None) -> str:
     end = f" until {moment(until)}" if until is not None else ""
-    return f"{what} is paused by {by}{end}: {why}"
+    return f"{what} is paused by {by}{end}" + (f": {why}" if why else "")
 
 
 def _behind(facts: Facts) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from duly import keys, runner
 from duly.context import Asked, Lease
 from duly.durations import Duration, to_ms
-from duly.errors import AnswerLost, ConfigError, DulyError, PayloadError, StoreError, StoreUnavailable
+from duly.errors import AnswerLost, ConfigError, DulyError, StoreUnavailable
 from duly.events import about
 from duly.failure import describe
 from duly.heart import Heart, identity
@@ -125,8 +125,17 @@ class Worker:
             beside = [asyncio.create_task(work, name=f"duly-{name}") for name, work in self._beside()]
             try:
                 await self._end_of(turns, beside)
+            except asyncio.CancelledError:
+                await self._stop_at_once(turns)
+                raise
             finally:
                 await self._close(turns, beside)
+
+    async def _stop_at_once(self, turns: asyncio.Task[None]) -> None:
+        """Let the turn that is on its way come to its end, record what has ended, give back the rest."""
+        self._stop_at, self._stopping = self.clock(), True
+        self.poke()
+        await asyncio.wait({turns}, timeout=TOLD_SECONDS + LAST_SECONDS)
 
     def stop(self) -> None:
         """Claim no more, let what runs end within the grace time, then go. Asked twice, go at once."""
@@ -160,6 +169,8 @@ class Worker:
                     self.app.events.tell("worker.waiting_for_database", logging.WARNING, error=str(error))
                 warned = True
                 self.heart.sign()
+                self._wake.clear()
+                self._poked = False
                 await self._sleep(random.uniform(0.3, 1.0))  # noqa: S311
         self._watch = self.driver.watch(self._changed)
         self._online.set()
@@ -184,8 +195,10 @@ class Worker:
                 return
             told = asyncio.create_task(self._stop_told.wait())
             alive = {work for work in beside if not work.done()}
-            await asyncio.wait({turns, told, *alive}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            told.cancel()
+            try:
+                await asyncio.wait({turns, told, *alive}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                told.cancel()
             for work in beside:
                 if work.done():
                     work.result()
@@ -199,7 +212,7 @@ class Worker:
         await asyncio.wait(work, timeout=TOLD_SECONDS)  # a handler may hold on for ever
         await self.children.close()
         self._watch.close()
-        await asyncio.to_thread(self._join)
+        await self._in_thread(self._join)
         with contextlib.suppress(DulyError, TimeoutError):
             async with asyncio.timeout(TOLD_SECONDS):
                 await self._leave()
@@ -212,9 +225,11 @@ class Worker:
 
     async def _leave(self) -> None:
         """Give back what could not end, and say that we have gone."""
-        left = [lease.job for lease in self._held.values() if not lease.sent]
+        ended = dict(self._ended)
+        released = Change(State.READY, give_back_attempt=True)
+        left = [Finish(lease.job, ended.get(lease, released)) for lease in self._held.values() if not lease.sent]
         if left:
-            await self.driver.arun(ops.release(left))
+            await self.driver.arun(ops.finish(left))
             self._held.clear()
         await self.driver.arun(ops.leave(self.id))
 
@@ -268,12 +283,14 @@ class Worker:
 
     async def record(self, ended: Sequence[Ended]) -> None:
         """Write how attempts ended; whatever happens to the database meanwhile, until it is answered."""
+        alone = len(ended) == 1
         try:
-            verdicts = await self.surely(ops.finish([Finish(lease.job, change) for lease, change in ended]))
-        except (StoreError, PayloadError) as error:
-            if len(ended) > 1:  # one that cannot be recorded does not keep the others from it
+            op = ops.finish([Finish(lease.job, change) for lease, change in ended])
+            verdicts = await self.surely(op, patient=alone)
+        except Exception as error:
+            if not alone:  # one that cannot be recorded, now or ever, does not keep the others from it
                 for one in ended:
-                    await self.record([one])
+                    self._slots.in_background(self._record_apart(one))
                 return
             verdicts = await self._record_bare(*ended[0], error)
         now = self.clock()
@@ -299,7 +316,7 @@ class Worker:
         outcome = Failed(describe(error), retry=False, reason="its end could not be recorded")
         try:
             return await self.surely(ops.finish([Finish(lease.job, runner.change_of(lease, outcome, 0.0))]))
-        except StoreError:
+        except Exception:
             log.exception("job.not_recorded", extra=about(lease))
             return {}
 
@@ -341,8 +358,8 @@ class Worker:
         self._pace.note_claim(len(leases), sum(len(lease.job.payload) for lease in leases))
         free = self._slots.free
         for place, lease in enumerate(leases):
-            # What runs at most once must not wait here: if we died, it would have had its chance.
-            if place >= free and lease.job.max_attempts == 1:
+            # Nothing waits here on its last attempt: if we died, it would have had its chance.
+            if place >= free and lease.job.attempt >= lease.job.max_attempts:
                 self._pace.late(self.clock())
                 self.give_back(lease)
             else:
@@ -384,7 +401,7 @@ class Worker:
             return
         idle = self._takes_jobs() and any(self._room(queue) > 0 for queue in self.queues)
         if idle and not self._armed:
-            await asyncio.to_thread(self._arm)
+            await self._in_thread(self._arm)
             return  # and look once more, now that a change would be told
         if idle and not self._due_known:
             await self._look_ahead()
@@ -459,6 +476,23 @@ class Worker:
         if not self._poked:
             self._poked = True
             self.call_soon(self._wake.set)
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        """Do what would block the event loop in a thread of our own: handlers may have taken all others."""
+        done = asyncio.Event()
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                failed.append(error)
+            self.call_soon(done.set)
+
+        self.spawn(run, "duly-aside")
+        await done.wait()
+        if failed:
+            raise failed[0]
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Have the event loop call a function, from any thread."""
@@ -576,15 +610,19 @@ class Worker:
             self._online.set()
             self.poke()
 
-    async def surely(self, op: Op[T]) -> T:
-        """Run an operation until it is answered, however long the database is away."""
+    async def surely(self, op: Op[T], *, patient: bool = True) -> T:
+        """Run an operation until it is answered, however long the database is away.
+
+        Who is not patient is told when what it needs is locked by somebody else.
+        """
         while True:
             try:
                 return await self.driver.arun(op)
             except AnswerLost as lost:
                 op = lost.again or op  # type: ignore[assignment]
-            except StoreUnavailable:
-                pass
+            except StoreUnavailable as error:
+                if error.locked and not patient:
+                    raise
             # The heart is the first to be back, and extends the leases before anybody goes on.
             self._online.clear()
             self.heart.hurry()

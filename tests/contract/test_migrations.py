@@ -225,7 +225,7 @@ def test_eight_processes_that_open_a_new_file_at_once_all_succeed(tmp_path: Path
 
 def test_postgres_without_tables_is_told_to_migrate(empty: str) -> None:
     driver = PostgresDriver(empty)
-    with pytest.raises(SchemaMismatch, match=r"no duly tables yet: run `duly migrate`"):
+    with pytest.raises(SchemaMismatch, match=r"no duly tables yet: run `duly migrate --url URL`"):
         driver.run(ops.clock())
     bring_up_to_date(empty)
     driver.run(ops.clock())  # the same driver, without a restart
@@ -255,7 +255,7 @@ def refused(driver: Driver) -> str:
 def test_an_older_schema_is_told_to_migrate_on_postgres(postgres_url: str, next_version: Any) -> None:
     next_version()
     told = refused(PostgresDriver(postgres_url))
-    assert "has schema 1, this version of duly needs 2: run `duly migrate`" in told
+    assert "has schema 1, this version of duly needs 2: run `duly migrate --url URL`" in told
 
 
 def test_u01_a_newer_schema_that_says_it_works_with_this_version_does(database: Any) -> None:

@@ -286,12 +286,12 @@ def test_a_parameter_is_spelled_as_each_driver_wants_it() -> None:
     (numbered,) = spell("sqlite", "progress", "numbered")
     (pyformat,) = spell("postgres", "progress", "pyformat")
     (dollar,) = spell("postgres", "progress", "dollar")
-    names = ("progress", "message", "id", "token")
-    assert named.parameters == numbered.parameters == pyformat.parameters == dollar.parameters == names
+    assert named.parameters == numbered.parameters == ("progress", "message", "id", "token")
+    assert pyformat.parameters == dollar.parameters == ("id", "token", "progress", "message")
     assert "progress = :progress, progress_message = :message" in named.sql
     assert "progress = ?1, progress_message = ?2" in numbered.sql
     assert "progress = %(progress)s::real, progress_message = %(message)s::text" in pyformat.sql
-    assert "progress = $1::real, progress_message = $2::text" in dollar.sql
+    assert "progress = $3::real, progress_message = $4::text" in dollar.sql
 
 
 def test_a_moment_that_is_bound_replaces_the_databases_clock(tmp_path: Path, postgres_url: str) -> None:

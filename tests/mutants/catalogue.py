@@ -1767,8 +1767,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/inotify.py",
-        "                if not self._armed or stopping.is_set():",
-        "                if stopping.is_set():",
+        "                if not self._armed or thread.stopping.is_set():",
+        "                if thread.stopping.is_set():",
         "tests/contract/test_wake.py -k hears_nothing",
     ),
     Mutant(
@@ -2130,5 +2130,71 @@ MUTANTS = [
         "                self._exhausted.clear()  # what was given back",
         "                pass  # what was given back",
         "tests/engine/test_worker.py -k at_most_so_many",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        "self._line[0] is ticket and self._taken < self._size",
+        "self._taken < self._size",
+        "tests/engine/test_hazards_of_the_engine.py -k starve",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "lease.job.attempt >= lease.job.max_attempts",
+        "lease.job.max_attempts == 1",
+        "tests/engine/test_hazards_of_the_engine.py -k last_attempt",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "        if self._held.get(lease.job.id) is lease:\n            del",
+        "        if True:\n            del",
+        "tests/engine/test_worker.py -k successor",
+    ),
+    Mutant(
+        "src/duly/runner.py",
+        "    except Exception as error:\n        # A newer",
+        "    except ZeroDivisionError as error:\n        # A newer",
+        "tests/engine/test_hazards_of_the_engine.py -k raises_anything",
+    ),
+    Mutant(
+        "src/duly/runner.py",
+        "        await asyncio.sleep(0)  # one that",
+        "        pass  # one that",
+        "tests/engine/test_hazards_of_the_engine.py -k own_task",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "                await self._stop_at_once(turns)\n",
+        "                pass\n",
+        "tests/engine/test_hazards_of_the_engine.py -k owner_cancels",
+    ),
+    Mutant(
+        "src/duly/app.py",
+        "lease.staged or lease.over else lease.held",
+        "lease.staged else lease.held",
+        "tests/engine/test_hazards_of_the_engine.py -k for_good",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "                if error.locked and not patient:\n",
+        "                if False:\n",
+        "tests/engine/test_hazards_of_the_engine.py -k waits_for_a_lock",
+    ),
+    Mutant(
+        "src/duly/runner.py",
+        "                conn.rollback()\n",
+        "                pass\n",
+        "tests/engine/test_hazards_of_the_engine.py -k rolled_back",
+    ),
+    Mutant(
+        "src/duly/events.py",
+        "            change = Change(State.SUCCEEDED)\n",
+        "",
+        "tests/engine/test_hazards_of_the_engine.py -k raised_after",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "                self._wake.clear()\n                self._poked = False\n                await self._sleep",
+        "                await self._sleep",
+        "tests/engine/test_hazards_of_the_engine.py -k now_and_then",
     ),
 ]

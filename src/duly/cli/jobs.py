@@ -78,6 +78,10 @@ def _tell(job: JobRecord, why: Why | None, attempts: list[Attempt]) -> None:
         )
     if why is not None:
         click.echo(f"{'why':<16}  {why.sentence}")
+    if attempts and attempts[-1].traceback:
+        click.echo(
+            f"\nThe traceback of attempt {attempts[-1].attempt} (of all of them: --json):\n{attempts[-1].traceback}"
+        )
 
 
 def _shown(name: str, value: Any) -> str:

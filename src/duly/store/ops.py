@@ -627,7 +627,7 @@ def register(
         "beat_ms": beat_ms,
         "now": now,
     }
-    return Op("register", ("register",), params, lambda rows: None)
+    return Op("register", ("register",), params, lambda rows: None, urgent=True)
 
 
 def leave(worker: str) -> Op[None]:
@@ -853,7 +853,7 @@ def _uuid(job_id: str) -> str:
     """Spell an id as it is stored. What is no id at all is that of no job."""
     try:
         return str(UUID(job_id))
-    except ValueError:
+    except (ValueError, AttributeError, TypeError):
         return FIRST_ID
 
 

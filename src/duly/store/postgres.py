@@ -230,7 +230,8 @@ class PostgresDriver(Driver):
     def _run(self, conn: Connection[Any], batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         work = self._work(batch)
         wakes = any(op.wakes for op in batch)
-        alone = len(work) == 1 and self._read_committed
+        # What may have to wait for a lock does so in a transaction, where the time for that is limited.
+        alone = len(work) == 1 and self._read_committed and batch[0].name != "finish"
         if alone and not wakes:
             return [_fetch(conn.execute(work[0].sql, work[0].params, binary=True))]
         rows: list[list[Any]] = [[] for _ in batch]
@@ -310,7 +311,7 @@ class PostgresDriver(Driver):
     def _look_around(self, conn: Connection[Any]) -> None:
         """See once whether the tables are there, and how the server isolates a statement that stands alone."""
         if not self._schema_checked:
-            remedy = "duly migrate" if self.schema == "duly" else f"duly migrate --schema {self.schema}"
+            remedy = "duly migrate --url URL" + ("" if self.schema == "duly" else f" --schema {self.schema}")
             migrate.check(
                 "postgres", read_meta(conn, self.schema), f"{self.where}, schema {self.schema}", remedy=remedy
             )
@@ -344,6 +345,7 @@ class _Pool:
         self._size = size
         self._taken = 0
         self._freed = threading.Condition()
+        self._line: deque[object] = deque()  # who comes first is served first: nobody takes the place he just left
         self._idle: deque[tuple[float, Connection[Any]]] = deque()
 
     @contextmanager
@@ -364,16 +366,21 @@ class _Pool:
 
     @contextmanager
     def _place(self) -> Iterator[None]:
+        ticket = object()
         with self._freed:
-            while self._taken >= self._size:
-                self._freed.wait()
+            self._line.append(ticket)
+            try:
+                self._freed.wait_for(lambda: self._line[0] is ticket and self._taken < self._size)
+            finally:
+                self._line.remove(ticket)
+                self._freed.notify_all()
             self._taken += 1
         try:
             yield
         finally:
             with self._freed:
                 self._taken -= 1
-                self._freed.notify()
+                self._freed.notify_all()
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -394,7 +401,7 @@ class _Pool:
         finally:
             with self._freed:
                 self._size += lent
-                self._freed.notify()
+                self._freed.notify_all()
 
     def _take(self, checked: bool) -> Connection[Any]:
         for since, conn in self._drained():
@@ -503,20 +510,29 @@ def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> Store
         case psycopg.DataError() | psycopg.IntegrityError() | errors.ProgramLimitExceeded():
             return StoreRefused(f"{op}: {where} refuses this data ({detail})")
         case errors.LockNotAvailable():
-            return StoreUnavailable(
+            locked = StoreUnavailable(
                 f"{op}: what it needs is locked in {where} by another transaction; nothing was written. "
                 "If that is your own, pass it as `conn=`"
             )
+            locked.locked = True
+            return locked
         case errors.QueryCanceled():
             return StoreUnavailable(f"{op}: {where} cancelled it ({detail}); nothing was written")
         case errors.ReadOnlySqlTransaction() | errors.DiskFull() | errors.TooManyConnections() | errors.OutOfMemory():
             return StoreUnavailable(f"{op}: {where} cannot write now ({detail}); nothing was written")
         case psycopg.OperationalError() | psycopg.InterfaceError() if sent:
             return AnswerLost(f"{op}: the connection to {where} broke before the answer came ({detail})")
+        case psycopg.OperationalError() if _is_misnamed(detail):
+            return StoreError(f"{op}: {where} refuses the connection ({detail}): look at the URL")
         case psycopg.OperationalError() | psycopg.InterfaceError():
             answered = "refuses the connection" if "FATAL" in detail else "cannot be reached"
             return StoreUnavailable(f"{op}: {where} {answered} ({detail})")
     return StoreError(f"{op}: {where}: {detail}")
+
+
+def _is_misnamed(detail: str) -> bool:
+    """Say whether the server knows no such database or user, or not this password: waiting would not help."""
+    return "FATAL" in detail and ("does not exist" in detail or "authentication failed" in detail)
 
 
 def read_meta(conn: Connection[Any], schema: str) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ CHECKPOINT_SECONDS = 4.0
 CHECKPOINT_REST_SECONDS = 30.0
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 MOST_AT_ONCE = 256
+READERS = 4
 WATCH_BUSY_SECONDS = 0.1
 
 # Connections that a forked child inherited. They belong to the parent: using or closing one here would drop its locks.
@@ -87,6 +88,7 @@ class SQLiteDriver(Driver):
 
     def _begin_afresh(self) -> None:
         self._opening = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
         self._writer: _Writer | None = None
         self._readers: deque[sqlite3.Connection] = deque()
         self._reading = 0
@@ -101,7 +103,10 @@ class SQLiteDriver(Driver):
     async def aexecute(self, op: Op[Any]) -> Rows:
         """Run `op` once, without blocking the event loop."""
         if not op.writes or self._writer is None:
-            return await asyncio.to_thread(self.execute, op)
+            # Threads of our own: handlers may have taken all of the event loop's.
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="duly-sqlite")
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self.execute, op)
         return await asyncio.wrap_future(self._submit(op))
 
     def _submit(self, op: Op[Any]) -> Future[Rows]:
@@ -112,6 +117,9 @@ class SQLiteDriver(Driver):
 
     def close(self) -> None:
         """Finish what was handed in, then close the file. The next operation opens it again."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown()
         with self._opening:
             self._close()
         self._go_on_watching()
@@ -280,6 +288,7 @@ class _Writer:
         self._waiting: deque[tuple[Op[Any], Future[Rows]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._broken = False
         self._stopped = threading.Event()
         self._checkpoint = threading.Event()
         # SQLite would keep them apart as well, but by polling: a commit would sleep on after the checkpoint's end.
@@ -349,6 +358,7 @@ class _Writer:
             return
         committing = False
         try:
+            self._mend()
             self._conn.execute("begin immediate")
             answers = [self._driver.run_on(self._conn, op) for op, _ in batch]
             committing = True
@@ -367,6 +377,11 @@ class _Writer:
             for (_, future), rows in zip(batch, answers, strict=True):
                 future.set_result(rows)
 
+    def _mend(self) -> None:
+        if self._broken:
+            self._conn = self._driver.connect()
+            self._broken = False
+
     def _commit_with_hook(self, op: str) -> None:
         hook = self._driver.hook
         if hook is not None:
@@ -379,9 +394,9 @@ class _Writer:
         try:
             if self._conn.in_transaction:
                 self._conn.execute("rollback")
-        except sqlite3.Error:  # the connection is of no use any more
+        except sqlite3.Error:  # the connection is of no use any more; the next write opens another
             self._conn.close()
-            self._conn = self._driver.connect()
+            self._broken = True
 
     def _keep_wal_short(self) -> None:
         conn: sqlite3.Connection | None = None
@@ -569,7 +584,7 @@ def translate(error: Exception, op: str, where: object, *, committing: bool = Fa
     if committing:
         return AnswerLost(f"{op}: the commit on {where} failed ({error}); it may or may not have been written")
     if code == sqlite3.SQLITE_NOTADB:
-        return StoreUnavailable(f"{op}: {where} is not a database: name another file")
+        return StoreError(f"{op}: {where} is not a database: name another file")
     if code == sqlite3.SQLITE_FULL:
         return StoreUnavailable(f"{op}: the disk of {where} is full; nothing was written")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM):

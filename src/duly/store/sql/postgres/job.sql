@@ -198,16 +198,38 @@ select duly_job.id::text, cancel_requested_at
    and duly_job.id <> all (array(select id from mine));
 
 -- name: progress
-update duly.duly_job
-   set progress = :progress::real, progress_message = :message::text
- where id = :id::uuid and token = :token::bigint and state = 'running'
-returning id::text;
+-- Differs from SQLite, as `extend` does: the handler's own open transaction may hold the row, and would wait for itself.
+with mine as materialized (
+    select id
+      from duly.duly_job
+     where id = :id::uuid and token is not distinct from :token::bigint and state = 'running'
+       for update skip locked
+),
+written as (
+    update duly.duly_job
+       set progress = :progress::real, progress_message = :message::text
+     where id = any (array(select id from mine))
+)
+select id::text
+  from duly.duly_job
+ where id = :id::uuid and token is not distinct from :token::bigint and state = 'running';
 
 -- name: heartbeat
-update duly.duly_job
-   set heartbeat_at = :now
- where id = :id::uuid and token = :token::bigint and state = 'running'
-returning id::text;
+-- Differs from SQLite, as `progress` does.
+with mine as materialized (
+    select id
+      from duly.duly_job
+     where id = :id::uuid and token is not distinct from :token::bigint and state = 'running'
+       for update skip locked
+),
+written as (
+    update duly.duly_job
+       set heartbeat_at = :now
+     where id = any (array(select id from mine))
+)
+select id::text
+  from duly.duly_job
+ where id = :id::uuid and token is not distinct from :token::bigint and state = 'running';
 
 -- name: finish_plain
 -- Differs from SQLite: a delete can hand its rows to an insert, so both are one statement.

@@ -1,0 +1,420 @@
+"""What a hostile reading of the engine found, each with the shortest way to show it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psycopg
+import pytest
+
+from duly import Cancel, Ctx, Duly, Retry, SyncCtx
+from duly.keys import new_token
+from duly.model import Change, Failure, State
+from duly.signals import Signal
+from duly.store import ops
+from duly.worker import Worker
+
+SECONDS = 20
+
+
+@dataclass
+class Order:
+    """Arguments that a deploy made stricter."""
+
+    number: int
+    strict: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.strict:
+            raise KeyError("a new rule")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Duly]:
+    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else tmp_path / "jobs.db"
+    made = Duly(url, lease="2s", grace="1s")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def on_postgres(postgres_url: str) -> Iterator[Duly]:
+    made = Duly(postgres_url, lease="2s", grace="1s")
+    yield made
+    made.close()
+
+
+def state(app: Duly, job_id: str) -> tuple[State, str | None]:
+    job = app.get(job_id)
+    assert job is not None
+    return job.state, job.reason
+
+
+def drain(app: Duly, **options: Any) -> None:
+    app.run(drain=True, signals=False, **options)
+
+
+@pytest.mark.parametrize("signal", [Retry(ValueError("no")), Cancel(404)])  # type: ignore[arg-type]
+def test_j15_a_signal_whose_reason_is_no_text_is_taken_all_the_same(app: Duly, signal: Exception) -> None:
+    @app.task(max_attempts=1)
+    def odd() -> None:
+        raise signal
+
+    job = odd.enqueue()
+    drain(app)
+    found, reason = state(app, job.id)
+    assert found in (State.DEAD, State.CANCELLED)
+    assert reason in ("no", "404")
+
+
+def test_j15_a_signal_of_the_users_own_kind_is_a_failure_at_worst(app: Duly) -> None:
+    class Own(Signal): ...
+
+    @app.task(max_attempts=1)
+    async def odd() -> None:
+        raise Own
+
+    job = odd.enqueue()
+    drain(app)
+    assert state(app, job.id)[0] is State.DEAD
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_u01_arguments_whose_type_raises_anything_do_not_fit(
+    app: Duly, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Order, "strict", False)
+    if kind == "sync":
+
+        @app.task(max_attempts=1)
+        def sell(order: Order) -> None: ...
+
+        job = sell.enqueue(Order(1))
+    else:
+
+        @app.task(max_attempts=1, name="sell")
+        async def asell(order: Order) -> None: ...
+
+        job = asell.enqueue(Order(1))
+    monkeypatch.setattr(Order, "strict", True)
+    drain(app)
+    assert state(app, job.id) == (State.DEAD, "does not fit")
+
+
+def test_j16_a_handler_that_cancels_its_own_task_hurts_nobody_else(app: Duly) -> None:
+    @app.task
+    async def odd() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return "returned"
+
+    @app.task
+    async def fine() -> str:
+        await asyncio.sleep(0)
+        return "fine"
+
+    jobs = [odd.enqueue(), *fine.enqueue_many(fine.call() for _ in range(5)), odd.enqueue()]
+    drain(app, concurrency=1)
+    assert [app.get(job.id).result for job in jobs] == ["returned", *["fine"] * 5, "returned"]  # type: ignore[union-attr]
+
+
+def test_j16_a_handlers_own_timeouts_and_task_groups_work(app: Duly) -> None:
+    @app.task
+    async def impatient() -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            pass
+        async with asyncio.TaskGroup() as group:
+            one = group.create_task(asyncio.sleep(0, "grouped"))
+        return one.result()
+
+    jobs = impatient.enqueue_many(impatient.call() for _ in range(3))
+    drain(app, concurrency=1)
+    assert [job.result(0) for job in jobs] == ["grouped"] * 3
+
+
+def test_j12_nothing_waits_for_a_slot_on_its_last_attempt(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+    @app.task(max_attempts=2)
+    async def work(n: int) -> None: ...
+
+    work.enqueue_many(work.call(n) for n in range(30))
+    failed = Change(State.SCHEDULED, after_ms=0, error=Failure("ValueError", "no"))
+    once = app.driver.run(ops.claim("default", limit=30, token=new_token(), worker="w"))
+    app.driver.run(ops.finish([ops.Finish(job, failed) for job in once]))
+
+    async def scenario() -> tuple[int, int]:
+        worker = Worker(app, signals=False, concurrency=2)
+        monkeypatch.setattr(worker._slots, "fill", lambda: None)
+        assert await worker._take("default", 30, app.tasks) == 30
+        return len(worker._slots._waiting), len(worker._ended)
+
+    assert asyncio.run(scenario()) == (2, 28)
+
+
+def test_j18_a_worker_whose_owner_cancels_it_records_what_has_ended(app: Duly) -> None:
+    ran: list[int] = []
+
+    @app.task
+    def work(n: int) -> None:
+        ran.append(n)
+
+    work.enqueue_many(work.call(n) for n in range(3000))
+
+    async def scenario() -> None:
+        running = asyncio.create_task(app.arun(signals=False))
+        while len(ran) < 200:
+            await asyncio.sleep(0.001)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    for _ in range(2):
+        asyncio.run(scenario())
+        assert [job.id for job in app.list(state=State.RUNNING)] == []
+        del ran[:200]
+    drain(app)
+    done = app.list(state=State.SUCCEEDED, limit=100_000)
+    assert len(done) == 3000
+    assert {job.attempt for job in done} == {1}
+
+
+def test_j18_handlers_that_take_all_threads_of_the_loop_stop_neither_the_worker_nor_its_end(app: Duly) -> None:
+    free = threading.Event()
+    quick_ran = threading.Event()
+
+    @app.task
+    async def blocks() -> None:
+        await asyncio.to_thread(free.wait, SECONDS)
+
+    @app.task
+    async def quick() -> None:
+        quick_ran.set()
+
+    blocks.enqueue_many(blocks.call() for _ in range(40))
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
+        worker = Worker(app, signals=False, concurrency=60, grace="100ms")
+        running = asyncio.create_task(worker.run())
+        while len(worker.leases()) < 40:
+            await asyncio.sleep(0.01)
+        job = await quick.aenqueue()
+        async with asyncio.timeout(SECONDS):
+            while not state(app, job.id)[0].ended:  # asked from here, as the loop's own threads are taken
+                await asyncio.sleep(0.02)
+            worker.stop()
+            await running
+        free.set()
+
+    asyncio.run(scenario())
+    assert quick_ran.is_set()
+
+
+def test_j27_a_database_that_is_away_at_the_start_is_asked_now_and_then(tmp_path: Path) -> None:
+    app = Duly("postgresql://nobody@127.0.0.1:1/none")
+    tries: list[float] = []
+
+    @app.task
+    def work() -> None: ...
+
+    async def scenario() -> None:
+        worker = Worker(app, signals=False)
+        arun = worker.driver.arun
+
+        async def counted(op: Any) -> Any:
+            tries.append(time.monotonic())
+            return await arun(op)
+
+        worker.driver.arun = counted  # type: ignore[method-assign]
+        running = asyncio.create_task(worker.run())
+        while len(tries) < 4:
+            await asyncio.sleep(0.01)
+        worker.stop()
+        await asyncio.wait_for(running, SECONDS)
+
+    asyncio.run(scenario())
+    assert tries[3] - tries[1] > 0.5
+    app.close()
+
+
+def test_j24_what_a_handler_starts_for_good_neither_piles_up_nor_loses_its_right_to_enqueue(app: Duly) -> None:
+    async def scenario() -> Any:
+        enqueued: list[Any] = []
+        forever: list[asyncio.Task[None]] = []
+        may_go_on = asyncio.Event()
+
+        @app.task
+        async def child() -> None: ...
+
+        async def stays() -> None:
+            await may_go_on.wait()
+            enqueued.append(await child.using(delay="1h").aenqueue())
+
+        @app.task
+        async def starts() -> None:
+            forever.append(asyncio.get_running_loop().create_task(stays()))
+            for _ in range(100):
+                await asyncio.get_running_loop().create_task(asyncio.sleep(0))
+
+        job = await starts.aenqueue()
+        worker = Worker(app, signals=False)
+        running = asyncio.create_task(worker.run())
+        while not (await app.aget(job.id)).state.ended:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+        may_go_on.set()
+        await forever[0]
+        worker.stop()
+        await running
+        return enqueued
+
+    (job,) = asyncio.run(scenario())
+    assert state(app, job.id)[0] is State.SCHEDULED
+
+
+def test_k08_a_sqlite_transaction_that_is_left_open_is_rolled_back(tmp_path: Path) -> None:
+    app = Duly(tmp_path / "jobs.db", busy_timeout="10s")
+    app.migrate()
+    kept: list[Any] = []
+
+    @app.task(max_attempts=1)
+    def forgets(ctx: SyncCtx) -> None:
+        conn = sqlite3.connect(tmp_path / "jobs.db", check_same_thread=False)
+        kept.append(conn)
+        ctx.commit(conn)
+
+    job = forgets.enqueue()
+    begun = time.monotonic()
+    drain(app)
+    assert state(app, job.id) == (State.DEAD, "its transaction was not committed")
+    assert time.monotonic() - begun < 8  # nobody waited for the lock
+    kept[0].close()
+    app.close()
+
+
+def test_k08_what_is_raised_after_the_commit_is_told_and_changes_nothing(tmp_path: Path) -> None:
+    app = Duly(tmp_path / "jobs.db")
+    app.migrate()
+    heard: list[str] = []
+    app.events.listen(lambda name, fields: heard.append(name))
+
+    @app.task(max_attempts=1)
+    def trips(ctx: SyncCtx) -> None:
+        conn = sqlite3.connect(tmp_path / "jobs.db")
+        ctx.commit(conn, result="kept")
+        conn.commit()
+        conn.close()
+        raise ValueError("after the commit")
+
+    job = trips.enqueue()
+    drain(app)
+    assert state(app, job.id)[0] is State.SUCCEEDED
+    assert "job.raised_after_commit" in heard
+    assert "job.dead" not in heard
+    app.close()
+
+
+def test_j21_progress_does_not_wait_for_the_handlers_own_transaction(on_postgres: Duly, postgres_url: str) -> None:
+    @on_postgres.task
+    def child() -> None: ...
+
+    @on_postgres.task
+    def parent(ctx: SyncCtx) -> str:
+        with psycopg.connect(postgres_url) as conn:
+            child.using(conn=conn, delay="1h").enqueue()  # holds the row of this job
+            ctx.progress(50)
+            ctx.heartbeat()
+        return "done"
+
+    job = parent.enqueue()
+    drain(on_postgres)
+    assert job.result(0) == "done"
+
+
+def test_j10_handlers_that_write_all_the_time_starve_neither_claims_nor_beats(on_postgres: Duly) -> None:
+    stop = threading.Event()
+
+    @on_postgres.task
+    def busy(ctx: SyncCtx) -> None:
+        while not stop.is_set():
+            ctx.progress(1)
+
+    @on_postgres.task
+    async def quick(ctx: Ctx) -> str:
+        return "in between"
+
+    async def scenario() -> None:
+        worker = Worker(on_postgres, signals=False)
+        running = asyncio.create_task(worker.run())
+        await busy.aenqueue_many(busy.call() for _ in range(3))
+        while len(worker.leases()) < 3:
+            await asyncio.sleep(0.01)
+        jobs = [await quick.aenqueue() for _ in range(3)]
+        assert [await job.aresult(SECONDS) for job in jobs] == ["in between"] * 3
+        now = on_postgres.driver.run(ops.clock())
+        await asyncio.sleep(2.5)  # longer than the lease
+        assert on_postgres.driver.run(ops.expired_leases()) == []
+        assert on_postgres.driver.run(ops.clock()) > now
+        stop.set()
+        worker.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(scenario(), 3 * SECONDS))
+
+
+def test_j13_a_finish_that_waits_for_a_lock_does_not_hold_up_its_neighbours(
+    on_postgres: Duly, postgres_url: str
+) -> None:
+    @on_postgres.task
+    async def work(n: int) -> int:
+        if n == 0:
+            await blocked.wait()
+        return n
+
+    blocked = asyncio.Event()
+
+    async def scenario() -> None:
+        jobs = await work.aenqueue_many(work.call(n) for n in range(4))
+        worker = Worker(on_postgres, signals=False)
+        running = asyncio.create_task(worker.run())
+        while len(worker.leases()) < 1:
+            await asyncio.sleep(0.01)
+        with psycopg.connect(postgres_url) as conn:
+            conn.execute("select 1 from duly.duly_job where id = %s for update", [jobs[0].id])
+            blocked.set()
+            late = await work.aenqueue_many(work.call(n) for n in range(10, 13))
+            assert [await job.aresult(SECONDS) for job in late] == [10, 11, 12]
+        assert await jobs[0].aresult(SECONDS) == 0
+        worker.stop()
+        await running
+        assert {job.attempt for job in on_postgres.list(state=State.SUCCEEDED)} == {1}
+
+    asyncio.run(asyncio.wait_for(scenario(), 3 * SECONDS))
+
+
+def test_a_row_that_somebody_spoiled_by_hand_stops_nobody(tmp_path: Path) -> None:
+    app = Duly(tmp_path / "jobs.db")
+
+    @app.task
+    def work(n: int) -> int:
+        return n
+
+    jobs = work.enqueue_many(work.call(n) for n in range(3))
+    conn = sqlite3.connect(tmp_path / "jobs.db")
+    with conn:
+        conn.execute("pragma wal_autocheckpoint = 0")
+        conn.execute("update duly_job set envelope = '{bad' where id = ?", [jobs[1].id])
+    conn.close()
+    drain(app)
+    assert [job.result(0) for job in jobs] == [0, 1, 2]
+    app.close()
