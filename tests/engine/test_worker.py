@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -265,6 +265,7 @@ def test_j17_a_running_async_handler_stops_at_its_next_await(app: Duly) -> None:
     found = asyncio.run(scenario())
     assert (found.state, found.reason) == (State.CANCELLED, "cancelled on request")
     assert found.cancel_requested_at is not None
+    assert app.driver.run(ops.attempts(found.id)) == []  # it did not fail
 
 
 def test_j17_a_running_sync_handler_stops_at_its_next_context_call(app: Duly) -> None:
@@ -333,6 +334,10 @@ def test_j10_a_job_longer_than_its_lease_runs_once(app: Duly) -> None:
 
         async with working(app):
             job = await long.aenqueue()
+            await until(lambda: ran)
+            for _ in range(8):
+                await asyncio.sleep(0.2)
+                assert await app.driver.arun(ops.expired_leases()) == []
             found = await ended(app, job.id)
         return found, ran
 
@@ -394,6 +399,7 @@ def test_j21_a_stalled_handler_is_reported_while_its_lease_is_valid(app: Duly) -
                 job = await quiet.aenqueue()
                 await until(lambda: "job.stalled" in names(heard))
                 found = await app.aget(job.id)
+                await asyncio.sleep(0.3)  # some more looks, which say nothing new
                 free.set()
                 await ended(app, job.id)
         return found, names(heard).count("job.stalled")
@@ -463,16 +469,20 @@ def test_j19_a_newer_schema_version_is_parked_and_woken_by_a_worker_that_knows_i
 
 def test_j18_what_does_not_end_within_the_grace_time_is_released_unburnt(app: Duly) -> None:
     async def scenario() -> Any:
-        began = asyncio.Event()
+        began, told = asyncio.Event(), []
 
         @app.task
-        async def long() -> None:
+        async def long(ctx: Ctx) -> None:
             began.set()
-            await asyncio.sleep(60)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                told.append(ctx.cancelled)
 
         async with working(app, concurrency=1, grace="100ms"):
             jobs = [await long.aenqueue() for _ in range(3)]
             await began.wait()
+        assert told == [True]
         return [await app.aget(job.id) for job in jobs]
 
     found = asyncio.run(scenario())
@@ -501,7 +511,21 @@ def test_j18_what_ends_within_the_grace_time_is_recorded(app: Duly) -> None:
 # What a handler leaves behind
 
 
-def test_j24_an_enqueue_that_nobody_awaits_is_recorded_before_the_handler_ends(app: Duly) -> None:
+def test_j24_an_enqueue_that_nobody_awaits_is_recorded_before_the_handler_ends(
+    app: Duly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[str | None] = []
+    arun = app.driver.arun
+
+    async def slowly(op: Any) -> Any:
+        if op.name == "enqueue":
+            await asyncio.sleep(0.2)
+        return await arun(op)
+
+    def look(name: str, fields: Mapping[str, Any]) -> None:
+        if name == "job.succeeded" and fields["task"] == "parent":
+            there.extend(one.causation_id for one in app.list(task="child"))
+
     @app.task
     async def child() -> None: ...
 
@@ -511,9 +535,10 @@ def test_j24_an_enqueue_that_nobody_awaits_is_recorded_before_the_handler_ends(a
         await asyncio.sleep(0)
 
     job = parent.enqueue()
+    monkeypatch.setattr(app.driver, "arun", slowly)
+    app.events.listen(look)
     app.run(drain=True, signals=False)
-    children = [one for one in app.list() if one.task == "child"]
-    assert [one.causation_id for one in children] == [job.id]
+    assert there == [job.id]
 
 
 def test_j24_what_a_handler_leaves_pending_is_named(app: Duly, caplog: pytest.LogCaptureFixture) -> None:

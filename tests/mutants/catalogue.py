@@ -2126,12 +2126,6 @@ MUTANTS = [
         "tests/engine/test_context.py -k left_open",
     ),
     Mutant(
-        "src/duly/worker.py",
-        "                self._exhausted.clear()  # what was given back",
-        "                pass  # what was given back",
-        "tests/engine/test_worker.py -k at_most_so_many",
-    ),
-    Mutant(
         "src/duly/store/postgres.py",
         "self._line[0] is ticket and self._taken < self._size",
         "self._taken < self._size",
@@ -2154,12 +2148,6 @@ MUTANTS = [
         "    except Exception as error:\n        # A newer",
         "    except ZeroDivisionError as error:\n        # A newer",
         "tests/engine/test_hazards_of_the_engine.py -k raises_anything",
-    ),
-    Mutant(
-        "src/duly/runner.py",
-        "        await asyncio.sleep(0)  # one that",
-        "        pass  # one that",
-        "tests/engine/test_hazards_of_the_engine.py -k own_task",
     ),
     Mutant(
         "src/duly/worker.py",
