@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from duly.worker import Worker
 
 # How long handlers run on without a look at the rest of the event loop.
-FAIR_SECONDS = 0.005
+FAIR_SECONDS = 0.001
 
 
 class Slots:

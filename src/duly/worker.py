@@ -152,6 +152,11 @@ class Worker:
         """Whether the worker takes no more jobs."""
         return self._stopping
 
+    @property
+    def busy(self) -> bool:
+        """Whether the last look at the queues found something."""
+        return self._busy_since is not None
+
     def _beside(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         yield "overtime", Overtime(self).run()
         yield "upkeep", Upkeep(self).run()

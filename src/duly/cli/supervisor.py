@@ -75,8 +75,12 @@ class Supervisor:
     def _start_due(self) -> None:
         now = time.monotonic()
         for place in [place for place, at in self._due.items() if at <= now]:
-            del self._due[place]
-            self._start(place)
+            try:
+                self._start(place)
+                del self._due[place]
+            except OSError as error:  # no process or memory to be had just now
+                log.warning("supervisor.cannot_start", extra={"place": place, "error": str(error)})
+                self._due[place] = now + LONGEST_PAUSE_S
 
     def _start(self, place: int) -> None:
         process = subprocess.Popen(  # noqa: S603

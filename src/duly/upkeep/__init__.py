@@ -22,6 +22,7 @@ log = logging.getLogger("duly.worker")
 
 LOOK_SECONDS = 0.25
 TIDY_SECONDS = 1.0
+IDLE_TIDY_SECONDS = 3.0  # claims take what is due by themselves, as long as they find the time
 PRUNE_SECONDS = 60.0
 CHUNK = 1000
 PEEK = 100
@@ -54,7 +55,7 @@ class Upkeep:
         await self._rescue.look()
         now = self._worker.clock()
         if now >= self._tidy_at:
-            self._tidy_at = now + TIDY_SECONDS
+            self._tidy_at = now + (TIDY_SECONDS if self._worker.busy else IDLE_TIDY_SECONDS)
             await self._tidy()
         if now >= self._wake_at:
             self._wake_at = now + self._worker.shortest_lease_ms() / 3000
