@@ -111,12 +111,12 @@ def test_j21_an_async_heartbeat_is_written_too(app: Duly) -> None:
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_j09_a_call_after_the_lease_was_taken_raises_and_writes_nothing(app: Duly, call: str, kind: str) -> None:
     raised: list[BaseException] = []
-    states: list[Any] = []
+    written: list[Any] = []
 
     def note(error: LeaseLost, ctx: Any) -> None:
         raised.append(error)
         record = found(app, ctx.job_id)
-        states.append((record.state, record.progress, record.heartbeat_at))
+        written.append((record.progress, record.heartbeat_at))  # of whoever has it by now
         assert ctx.cancelled
 
     def zombie(ctx: SyncCtx) -> str:
@@ -144,7 +144,7 @@ def test_j09_a_call_after_the_lease_was_taken_raises_and_writes_nothing(app: Dul
     work_until(app, lambda: found(app, job.id).state.ended)
     assert [type(error) for error in raised] == [LeaseLost]
     assert f"{task.name} {job.id}: the lease is lost" in str(raised[0])
-    assert states == [(State.READY, None, None)]
+    assert written == [(None, None)]
     assert (found(app, job.id).state, found(app, job.id).result) == (State.SUCCEEDED, "attempt 2")
 
 

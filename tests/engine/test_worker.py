@@ -350,8 +350,8 @@ def steal(app: Duly, job_id: str) -> None:
     later = app.driver.run(ops.clock()) + 60_000
     seen = app.driver.run(ops.expired_leases(now=later))
     assert [one.id for one in seen] == [job_id]
-    app.driver.run(ops.rescue(seen, now=later))
     app.driver.run(ops.pause("queue", "default", by="test", why="so that nobody takes it again"))
+    app.driver.run(ops.rescue(seen, now=later))
 
 
 def test_j09_a_handler_whose_lease_was_taken_is_told(app: Duly) -> None:
