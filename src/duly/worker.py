@@ -272,7 +272,7 @@ class Worker:
                 self._slots.in_background(self._record_apart(one))
         ended = [one for one in ended if not one[0].staged]
         if ended:
-            await asyncio.gather(self.record(ended), self._fill())
+            await asyncio.gather(self.record(ended, patient=False), self._fill())
             if any(change.state is State.READY for _, change in ended):
                 self._exhausted.clear()  # what was given back may be claimed again
         else:
@@ -286,14 +286,16 @@ class Worker:
             ended.append((lease, change))
         return ended
 
-    async def record(self, ended: Sequence[Ended]) -> None:
-        """Write how attempts ended; whatever happens to the database meanwhile, until it is answered."""
-        alone = len(ended) == 1
+    async def record(self, ended: Sequence[Ended], *, patient: bool = True) -> None:
+        """Write how attempts ended; whatever happens to the database meanwhile, until it is answered.
+
+        A turn is not patient: what cannot be recorded with it, now or ever, is left to itself.
+        """
         try:
             op = ops.finish([Finish(lease.job, change) for lease, change in ended])
-            verdicts = await self.surely(op, patient=alone)
+            verdicts = await self.surely(op, patient=patient)
         except Exception as error:
-            if not alone:  # one that cannot be recorded, now or ever, does not keep the others from it
+            if not patient:
                 for one in ended:
                     self._slots.in_background(self._record_apart(one))
                 return

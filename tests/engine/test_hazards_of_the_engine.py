@@ -376,8 +376,9 @@ def test_j10_handlers_that_write_all_the_time_starve_neither_claims_nor_beats(on
     asyncio.run(asyncio.wait_for(scenario(), 3 * SECONDS))
 
 
+@pytest.mark.parametrize("alone", [False, True])
 def test_j13_a_finish_that_waits_for_a_lock_does_not_hold_up_its_neighbours(
-    on_postgres: Duly, postgres_url: str
+    on_postgres: Duly, postgres_url: str, alone: bool
 ) -> None:
     @on_postgres.task
     async def work(n: int) -> int:
@@ -395,6 +396,8 @@ def test_j13_a_finish_that_waits_for_a_lock_does_not_hold_up_its_neighbours(
             await asyncio.sleep(0.01)
         with psycopg.connect(postgres_url) as conn:
             conn.execute("select 1 from duly.duly_job where id = %s for update", [jobs[0].id])
+            if alone:
+                assert [await job.aresult(SECONDS) for job in jobs[1:]] == [1, 2, 3]
             blocked.set()
             late = await work.aenqueue_many(work.call(n) for n in range(10, 13))
             assert [await job.aresult(SECONDS) for job in late] == [10, 11, 12]
