@@ -317,7 +317,7 @@ class Suspects:
         if lease.staged:
             worker.driver.mind_wal()
         lease.sent = True
-        await worker.record([(lease, runner.change_of(lease, outcome, worker.chance()))])
+        await worker.record([(lease, worker.judged(lease, outcome))])
 
     async def _in_child(self, lease: Lease) -> Outcome:
         try:

@@ -33,7 +33,7 @@ from duly.model import (
     Waiting,
 )
 from duly.signals import Cancel, Retry, Signal, Snooze, Stopping
-from duly.store import ops
+from duly.store import caller, ops
 
 log = logging.getLogger("duly.worker")
 
@@ -251,17 +251,8 @@ def _name(task: asyncio.Task[Any]) -> str:
 # After `ctx.commit` the database knows whether the caller's transaction made it; ask it, by the token.
 
 
-def _left_open(lease: Lease) -> None:
-    """Roll back a SQLite transaction that the handler left open: nobody could write until it is collected."""
-    conn, lease.conn = lease.conn, None
-    if type(conn).__module__.partition(".")[0] == "sqlite3":
-        with contextlib.suppress(Exception):  # closed, say
-            if conn.in_transaction:
-                conn.rollback()
-
-
 async def _asettled(lease: Lease, outcome: Outcome) -> Outcome:
-    _left_open(lease)
+    caller.free(lease.conn)
     if not (lease.staged and isinstance(outcome, Succeeded)):
         return outcome
     try:
@@ -271,7 +262,7 @@ async def _asettled(lease: Lease, outcome: Outcome) -> Outcome:
 
 
 def _settled(lease: Lease, outcome: Outcome) -> Outcome:
-    _left_open(lease)
+    caller.free(lease.conn)
     if not (lease.staged and isinstance(outcome, Succeeded)):
         return outcome
     try:

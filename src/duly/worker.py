@@ -93,7 +93,7 @@ class Worker:
         self._ended: deque[Ended] = deque()
         self._pace = Pace(concurrency, app.tasks, app.settings.max_attempts)
         self._slots = Slots(self)
-        self.children = Children(app, concurrency)
+        self.children = Children(app, concurrency, clock=clock)
         self.heart = Heart(self, clock=clock)
         self._stopping = False
         self._stop_at = 0.0
@@ -517,10 +517,11 @@ class Worker:
             self.app.events.tell("job.ended_late", logging.WARNING, **about(lease))
         else:
             self._pace.note(lease.job.task, self.clock() - (lease.begun_at or 0.0))
-            self._ended.append((lease, self._judged(lease, outcome)))
+            self._ended.append((lease, self.judged(lease, outcome)))
         self.poke()
 
-    def _judged(self, lease: Lease, outcome: Outcome) -> Change:
+    def judged(self, lease: Lease, outcome: Outcome) -> Change:
+        """Ask the judge what becomes of a job; that cannot fail."""
         try:
             return runner.change_of(lease, outcome, self.chance())
         except Exception as error:  # a backoff of the user's own, say; whatever it is, the job must not hang
@@ -541,7 +542,7 @@ class Worker:
 
     def give_up_on(self, lease: Lease, outcome: Outcome) -> None:
         """Record the end of an attempt whose handler does not end; its slot stays taken until it does."""
-        change = self._judged(lease, outcome)
+        change = self.judged(lease, outcome)
         if change.state is State.SCHEDULED:
             # It still runs: nobody else may begin before its lease would have ended.
             change = Change(change.state, max(change.after_ms or 0, lease.job.lease_ms), error=change.error)

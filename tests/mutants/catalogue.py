@@ -2168,7 +2168,7 @@ MUTANTS = [
         "tests/engine/test_hazards_of_the_engine.py -k waits_for_a_lock",
     ),
     Mutant(
-        "src/duly/runner.py",
+        "src/duly/store/caller.py",
         "                conn.rollback()\n",
         "                pass\n",
         "tests/engine/test_hazards_of_the_engine.py -k rolled_back",

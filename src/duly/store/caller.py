@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from duly.errors import ConfigError
@@ -77,6 +77,14 @@ async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
 def _hint(op: Op[Any], borrowed: Borrowed, schema: str) -> tuple[Statement, ...]:
     """Give what wakes workers when the caller commits; the driver's own way of telling them does not see that."""
     return spell(borrowed.dialect, "notify", borrowed.style, schema) if op.wakes else ()
+
+
+def free(conn: Any) -> None:
+    """Roll back a SQLite transaction that was left open: until it is collected nobody else could write."""
+    if _library(conn) == "sqlite3":
+        with suppress(Exception):  # it is closed, or of another thread
+            if conn.in_transaction:
+                conn.rollback()
 
 
 def is_async(conn: Any) -> bool:
