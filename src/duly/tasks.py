@@ -355,17 +355,31 @@ def _context(handler: Callable[..., Any], name: str, is_async: bool) -> type[Ctx
     hints: dict[str, type[Ctx] | type[SyncCtx] | None] = {
         parameter.name: _context_hint(handler, parameter) for parameter in parameters
     }
+    wanted: type[Ctx] | type[SyncCtx] = Ctx if is_async else SyncCtx
     if not any(hints.values()):
+        _refuse_bare(parameters, name, wanted)
         return None
     first, *others = parameters
     if any(hints[parameter.name] for parameter in others):
         raise ConfigError(f"{name}: the context is the first parameter, and there is one at most")
-    wanted: type[Ctx] | type[SyncCtx] = Ctx if is_async else SyncCtx
     said = hints[first.name]
     if said is not None and said is not wanted:
         kind = "async" if is_async else "sync"
         raise ConfigError(f"{name} is {kind}: annotate `{first.name}` as {wanted.__name__}, not {said.__name__}")
     return wanted
+
+
+def _refuse_bare(parameters: list[inspect.Parameter], name: str, wanted: type[Ctx] | type[SyncCtx]) -> None:
+    """Refuse a first parameter that is meant for what only its annotation, or nobody, would give."""
+    first = parameters[0] if parameters else None
+    if first is None or first.annotation is not first.empty:
+        return
+    if first.name in ("self", "cls"):
+        raise ConfigError(f"{name} has the parameter `{first.name}`: a task is a function of a module, not a method")
+    if first.name in ("ctx", "context"):
+        raise ConfigError(
+            f"{name}: annotate `{first.name}` as {wanted.__name__} to be given the context, or name it otherwise"
+        )
 
 
 def _context_hint(handler: Callable[..., Any], parameter: inspect.Parameter) -> type[Ctx] | type[SyncCtx] | None:

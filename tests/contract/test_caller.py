@@ -28,6 +28,7 @@ from duly.model import Enqueued, NewJob, Terms
 from duly.store import caller, ops
 from duly.store.ops import Op
 from tests.contract.stores import NOW, PostgresStore, SQLiteStore, Store, new_id, spoiled
+from tests.servers.postgres import PostgresServer
 
 
 class Caller(NamedTuple):
@@ -607,3 +608,28 @@ def test_j02_workers_are_woken_by_a_caller_that_commits_and_not_before(postgres_
         assert list(worker.notifies(timeout=0.2, stop_after=1)) == []
         conn.commit()
         assert len(list(worker.notifies(timeout=5, stop_after=1))) == 1
+
+
+def test_j02_a_connection_to_a_database_without_our_tables_is_told_what_to_do(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    op = ops.enqueue(Terms("mail"), [NewJob(new_id(), "{}")])
+    conn = sqlite3.connect(tmp_path / "fresh.db")
+    with pytest.raises(sqlite3.OperationalError, match="no such table") as told:
+        caller.run(conn, op)
+    conn.close()
+    assert "run `duly migrate` or app.migrate() first" in told.value.__notes__[0]
+
+    url = postgres.new_database()
+
+    async def enqueue() -> None:
+        conn = await asyncpg.connect(url)
+        try:
+            await caller.arun(conn, op)
+        finally:
+            await conn.close()
+
+    with pytest.raises(asyncpg.PostgresError, match="does not exist") as also:
+        asyncio.run(enqueue())
+    postgres.drop(url)
+    assert "run `duly migrate`" in also.value.__notes__[0]

@@ -42,6 +42,29 @@ def test_j16_an_async_handler_that_takes_the_sync_context_is_refused_at_definiti
     assert refusal(lambda: plain.task(handler)) == "handler is async: annotate `ctx` as Ctx, not SyncCtx"
 
 
+def test_a_context_that_is_not_annotated_is_asked_about_at_definition(plain: Duly) -> None:
+    def handler(ctx, order): ...  # type: ignore[no-untyped-def]
+
+    async def other(context, order): ...  # type: ignore[no-untyped-def]
+
+    def fine(order, ctx): ...  # type: ignore[no-untyped-def]
+
+    assert refusal(lambda: plain.task(handler)) == (
+        "handler: annotate `ctx` as SyncCtx to be given the context, or name it otherwise"
+    )
+    assert "annotate `context` as Ctx" in refusal(lambda: plain.task(other))
+    assert plain.task(fine).name == "fine"
+
+
+def test_a_method_is_refused_at_definition(plain: Duly) -> None:
+    class Mailer:
+        def send(self, to: str) -> None: ...
+
+    assert refusal(lambda: plain.task(Mailer.send)) == (
+        "send has the parameter `self`: a task is a function of a module, not a method"
+    )
+
+
 def test_the_context_is_the_first_parameter(plain: Duly) -> None:
     def handler(number: int, ctx: SyncCtx) -> None: ...
 

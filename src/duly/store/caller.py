@@ -44,7 +44,7 @@ def run(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         )
     borrowed = borrow(conn)
     rows: list[Any] = []
-    with borrowed.whole():
+    with _explained(), borrowed.whole():
         for section in op.sections:
             for statement in spell(borrowed.dialect, section, borrowed.style, schema):
                 rows += borrowed.execute(statement, op.params)
@@ -63,15 +63,30 @@ async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         conn = await conn.connection()
     borrowed = borrow(conn)
     rows: list[Any] = []
-    async with borrowed.whole():
-        for section in op.sections:
-            for statement in spell(borrowed.dialect, section, borrowed.style, schema):
-                rows += await borrowed.execute(statement, op.params)
-        for statement in _hint(op, borrowed, schema):
-            await borrowed.execute(statement, {})
+    with _explained():
+        async with borrowed.whole():
+            for section in op.sections:
+                for statement in spell(borrowed.dialect, section, borrowed.style, schema):
+                    rows += await borrowed.execute(statement, op.params)
+            for statement in _hint(op, borrowed, schema):
+                await borrowed.execute(statement, {})
     answer = op.read(rows)
     further = op.follow(answer) if op.follow else None
     return await arun(conn, further, schema=schema) if further else answer
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Let errors of the caller's own library pass, with what is to be done where the tables are missing."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error)
+        if "duly_" in said and ("no such table" in said or "does not exist" in said):
+            error.add_note(
+                "duly's tables are not in this connection's database: run `duly migrate` or app.migrate() first"
+            )
+        raise
 
 
 def _hint(op: Op[Any], borrowed: Borrowed, schema: str) -> tuple[Statement, ...]:
