@@ -26,7 +26,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
 		printf '  %-14s %s\n' "$$name" "$$what"; done
 
-demo: $(VENV)/.stamp  ## see jobs run, fail, retry and finish, on a database of its own
+demo: $(VENV)/.demo  ## see jobs run, fail, retry and finish, on a database of its own
 	@$(BIN)/duly demo
 
 test: $(VENV)/.stamp $(if $(NODE),$(NODE_STAMP))  ## run every test on SQLite, PostgreSQL and D1 (more flags: ARGS="-k claim")
@@ -51,8 +51,9 @@ clean:  ## remove everything the other targets made
 	rm -rf $(VENV) bench/.peers $(NODE_DIR)/node_modules build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The build tools come first and pinned, so that nothing is fetched behind the constraints' back.
-$(VENV)/.stamp: pyproject.toml constraints.txt
+# What a demo needs, in a few seconds. The build tools come first and pinned, so that nothing is fetched behind the
+# constraints' back.
+$(VENV)/.demo: pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "duly needs Python 3.11 or newer, and found none as python3, python3.13, python3.12 or python3.11." >&2; \
 		echo "Install one, or name it: make $(or $(MAKECMDGOALS),help) PYTHON=/path/to/python3" >&2; exit 1; fi
@@ -63,8 +64,15 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 		echo "Making $(VENV) with $$($(PYTHON) --version)"; \
 		$(PYTHON) -m venv --clear $(VENV) || { \
 			echo "$(PYTHON) cannot make a virtual environment. On Debian: apt-get install python3-venv" >&2; exit 1; }; }
-	@echo "Installing duly and what its tests need"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt 'pip>=25.1' hatchling editables
+	@echo "Installing duly"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[cli]'
+	@touch $@
+
+# What everything else needs: all extras, and the tools of the group dev, which older versions of pip do not know.
+$(VENV)/.stamp: $(VENV)/.demo
+	@echo "Installing what the tests need"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[all]' --group dev
 	@touch $@
 

@@ -30,10 +30,12 @@ from duly.errors import (
     JobError,
     JobNotFound,
     KeyConflict,
+    NotReplayable,
     ResultExpired,
+    TransitionRefused,
 )
 from duly.events import Events
-from duly.model import Enqueued, JobRecord, NewJob, Pause, State, Terms
+from duly.model import Enqueued, JobRecord, NewJob, Pause, QueueFigure, State, Terms, WorkerRecord
 from duly.store import caller, ops
 from duly.store.driver import Driver
 from duly.store.ops import Op
@@ -49,6 +51,8 @@ R_co = TypeVar("R_co", covariant=True)
 # In the class below `list` is a method.
 Jobs: TypeAlias = list[JobRecord]
 Pauses: TypeAlias = list[Pause]
+Queues: TypeAlias = list[QueueFigure]
+Workers: TypeAlias = list[WorkerRecord]
 Answers: TypeAlias = list[Enqueued]
 Handles: TypeAlias = "list[Job[R]]"
 
@@ -73,6 +77,7 @@ class JobFilters(TypedDict, total=False):
     batch_id: str | None
     error: str | None
     since: datetime | int | None
+    prefix: str | None
     before: str | None
     limit: int
 
@@ -367,6 +372,23 @@ class Duly:
             raise JobNotFound(f"no job has the id {job_id}", job_id)
         return job.state
 
+    def retry(self, job_id: str, *, by: str | None = None, why: str | None = None) -> str:
+        """Run a job now, and return the id to look for: one that was put off or waits is made due, a dead one replayed.
+
+        What is partial or cancelled is replayed too. A job that runs is refused, and so is one that has succeeded.
+        """
+        if self.driver.run(ops.retry([job_id], by=by, why=why)) or _runs_by_itself(self.get(job_id), job_id):
+            return job_id
+        return self.dead.replay(job_id, by=by, why=why)
+
+    async def aretry(self, job_id: str, *, by: str | None = None, why: str | None = None) -> str:
+        """Run a job now, from a coroutine."""
+        if await self.driver.arun(ops.retry([job_id], by=by, why=why)) or _runs_by_itself(
+            await self.aget(job_id), job_id
+        ):
+            return job_id
+        return await self.dead.areplay(job_id, by=by, why=why)
+
     def why(self, job_id: str) -> Why:
         """Say why a job is not running."""
         return _found(self.driver.run(ops.why(job_id)), job_id)
@@ -424,6 +446,22 @@ class Duly:
         """List what is paused, from a coroutine."""
         return await self.driver.arun(ops.paused())
 
+    def queues(self) -> Queues:
+        """Say how full each queue is; counting stops above 10,000."""
+        return self.driver.run(ops.queues())
+
+    async def aqueues(self) -> Queues:
+        """Say how full each queue is, from a coroutine."""
+        return await self.driver.arun(ops.queues())
+
+    def workers(self) -> Workers:
+        """List the workers that have been heard of, and who of them is alive."""
+        return self.driver.run(ops.workers())
+
+    async def aworkers(self) -> Workers:
+        """List the workers, from a coroutine."""
+        return await self.driver.arun(ops.workers())
+
     # Working
 
     def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
@@ -454,6 +492,25 @@ def _listing(filters: JobFilters) -> Op[list[JobRecord]]:
         except ValueError:
             raise ConfigError(f"state={state!r} is none: {', '.join(State)}") from None
     return ops.listing(**said)
+
+
+def _runs_by_itself(job: JobRecord | None, job_id: str) -> bool:
+    """Say of a job that could not be made due whether it is ready anyway. False: it has ended, and can be replayed."""
+    if job is None:
+        raise JobNotFound(f"no job has the id {job_id}", job_id)
+    match job.state:
+        case State.READY:
+            return True
+        case State.DEAD | State.PARTIAL | State.CANCELLED:
+            return False
+        case State.SUCCEEDED:
+            raise NotReplayable(
+                f"job {job_id} has succeeded; app.dead.replay(id, force=True) runs it again, and is recorded", job_id
+            )
+        case State.RUNNING:
+            raise TransitionRefused(f"job {job_id} runs: wait until it has ended, or cancel it first", job_id)
+        case State.SCHEDULED | State.WAITING:
+            raise TransitionRefused(f"job {job_id} was put off at this very moment: ask again", job_id)
 
 
 def _found(why: Why | None, job_id: str) -> Why:

@@ -17,6 +17,10 @@ from duly.errors import ConfigError
 FORCED_URL = "DULY_FORCED_URL"
 
 
+class CannotImport(ConfigError):
+    """The module is there, but its own code fails."""
+
+
 def find_app(spec: str, *, url: str | None = None) -> Duly:
     """Import `module:attribute` with the current folder first on the path; a file, `tasks.py`, will do too.
 
@@ -25,6 +29,7 @@ def find_app(spec: str, *, url: str | None = None) -> Duly:
     module_name, attribute = _parts(spec)
     _current_folder_first()
     module = _imported(module_name, spec)
+    _refuse_namesake(module, spec)
     app = _attribute(module, attribute, spec) if attribute else _only_app(module, spec)
     if not isinstance(app, Duly):
         raise ConfigError(
@@ -38,17 +43,23 @@ def find_app(spec: str, *, url: str | None = None) -> Duly:
 
 def _parts(spec: str) -> tuple[str, str]:
     """Take `module:app` apart; a file becomes the module that it is from here."""
-    file, _, attribute = spec.strip().partition(":")
-    if not file.endswith(".py") and "/" not in file and os.sep not in file:
-        module = file
-    else:
-        path, here = Path(file).absolute(), Path.cwd()
-        if not path.is_relative_to(here):
-            raise ConfigError(f"{spec}: {path} is not below this folder ({here}): go to its folder, or name a module")
-        module = ".".join(path.relative_to(here).with_suffix("").parts)
+    file, _, attribute = (part.strip() for part in spec.partition(":"))
+    module = _module_of(file, spec) if file.endswith(".py") or "/" in file or os.sep in file else file
     if not module or module.startswith("."):
         raise ConfigError(f"{spec!r} names no module: write module:app, as in tasks:app")
     return module, attribute
+
+
+def _module_of(file: str, spec: str) -> str:
+    path, here = Path(os.path.abspath(file)), Path.cwd()
+    if not path.is_relative_to(here):
+        raise ConfigError(f"{spec}: {path} is not below this folder ({here}): go to its folder, or name a module")
+    if not path.exists() and not path.with_suffix(".py").exists():
+        raise ConfigError(f"{spec}: there is no file {path}{_file_meant(path.stem, path.parent)}")
+    parts = path.relative_to(here).with_suffix("").parts
+    if any("." in part for part in parts):
+        raise ConfigError(f"{spec}: a module cannot be imported from a path with a dot in it: rename it")
+    return ".".join(parts[:-1] if parts[-1:] == ("__init__",) else parts)
 
 
 def _current_folder_first() -> None:
@@ -63,21 +74,33 @@ def _imported(name: str, spec: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ConfigError(
-                f"{spec}: there is no module {error.name!r} in {Path.cwd()} or on the path{_file_meant(error.name)}"
+                f"{spec}: there is no module {error.name!r} in {Path.cwd()} or on the path"
+                f"{_file_meant(error.name, Path.cwd())}"
             ) from None
-        raise ConfigError(_cannot_import(spec, error)) from error
+        raise CannotImport(_cannot_import(spec, error)) from error
     except SystemExit as error:
-        raise ConfigError(
+        raise CannotImport(
             f"{spec} cannot be imported: it ends the program at {_place(error)}; "
             "put that below if __name__ == '__main__'"
         ) from error
     except Exception as error:
-        raise ConfigError(_cannot_import(spec, error)) from error
+        raise CannotImport(_cannot_import(spec, error)) from error
 
 
-def _file_meant(name: str) -> str:
-    close = get_close_matches(name, [file.stem for file in Path.cwd().glob("*.py")], 1)
+def _file_meant(name: str, folder: Path) -> str:
+    module, _, last = name.rpartition(".")
+    if module and folder.joinpath(*module.split(".")).with_suffix(".py").exists():
+        return f": did you mean '{module}:{last}'?"
+    close = get_close_matches(name, [file.stem for file in folder.glob("*.py")], 1)
     return f": did you mean {close[0]!r}?" if close else ""
+
+
+def _refuse_namesake(module: Any, spec: str) -> None:
+    """Refuse a module that is another than the file of that name here: Python's own `queue`, say."""
+    name, found = module.__name__, getattr(module, "__file__", None)
+    here = Path.cwd() / f"{name}.py"
+    if here.exists() and not (found and os.path.exists(found) and here.samefile(found)):
+        raise ConfigError(f"{spec}: Python has a module {name!r} of its own: rename {here}")
 
 
 def _cannot_import(spec: str, error: Exception) -> str:
@@ -117,6 +140,11 @@ def _app_meant(module: Any, name: str) -> str:
 
 def _only_app(module: Any, spec: str) -> Duly:
     names = _apps(module)
+    if not names and hasattr(module, "__path__"):
+        inside = [file.stem for folder in module.__path__ for file in Path(folder).glob("[!_]*.py")] or ["tasks"]
+        raise ConfigError(
+            f"{spec} is a package without an app: name the module in it, as in {module.__name__}.{min(inside)}:app"
+        )
     if not names:
         raise ConfigError(f"{spec} has no app: make one there, app = Duly(), or name another module")
     if len(names) > 1:

@@ -61,7 +61,13 @@ class Child:
             undo.callback(ours.close)
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "duly.child", str(theirs.fileno())),
+                    *(
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "duly.child",
+                        str(theirs.fileno()),
+                    ),  # a queue.py here is not Python's
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                 )

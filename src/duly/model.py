@@ -34,8 +34,14 @@ KEEP_MS = 7 * DAY_MS
 RESULT_TTL_MS = DAY_MS
 KEY_TTL_MS = 15 * DAY_MS
 
+# Where counting stops: whoever reads a figure above it knows that there are more.
+MANY = 10_000
+
 # How the reason of a job begins that waits only until a worker comes that can run it.
 PARKED = "parked: "
+
+# How the reason of a job begins that a person is to look at before it runs again.
+HELD = "held: "
 
 ENDED = frozenset({State.SUCCEEDED, State.PARTIAL, State.DEAD, State.CANCELLED})
 
@@ -335,6 +341,37 @@ class WorkerRecord(Struct, frozen=True):
     started_at: int
     seen_at: int
     alive: bool
+    slots: int
+    running: int
+    succeeded: int
+    failed: int
+
+
+class QueueFigure(Struct, frozen=True):
+    """How full a queue is; no count goes beyond `MANY` + 1. `oldest_ms`: how long a due job has been waiting."""
+
+    name: str
+    ready: int
+    scheduled: int
+    running: int
+    waiting: int
+    oldest_ms: int | None
+
+
+class ParkedFigure(Struct, frozen=True):
+    """Jobs of one task in one queue that wait for a worker that knows it; no count goes beyond `MANY` + 1."""
+
+    task: str
+    queue: str
+    count: int
+
+
+class HoldFigure(Struct, frozen=True):
+    """What a hold stopped: jobs that ran, queues, schedules."""
+
+    jobs: int
+    queues: int
+    schedules: int
 
 
 class DeadFigure(Struct, frozen=True):

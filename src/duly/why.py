@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from duly import durations
-from duly.model import PARKED, State
+from duly.model import HELD, PARKED, State
 
 
 class Facts(Struct, frozen=True):
@@ -69,6 +69,9 @@ def _gate(facts: Facts) -> tuple[str, str]:
             return "lease", _lease(facts)
         case State.WAITING if facts.parked_version is not None:
             return "parked", _parked(facts)
+        case State.WAITING if (facts.reason or "").startswith(HELD):
+            cause = (facts.reason or "").removeprefix(HELD)
+            return "held", f"it is held ({cause}): look whether its work was done, then retry or cancel it"
         case State.WAITING:
             timeout = f", until {moment(facts.due_at)} at the latest" if facts.due_at is not None else ""
             return "waiting", f"it waits for: {facts.reason or 'something outside'}{timeout}"

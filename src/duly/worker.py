@@ -98,6 +98,7 @@ class Worker:
         self._stopping = False
         self._stop_at = 0.0
         self._told = False
+        self._gave_back = False
         self._filling = False
         self.emptying = False  # claims nothing, so that a suspect can run alone in this process
         self._poked = False
@@ -107,6 +108,8 @@ class Worker:
         self._busy_since: float | None = None
         self._next_due: float | None = None
         self._due_known = False
+        self._succeeded = 0
+        self._failed = 0
 
     # The whole life
 
@@ -303,10 +306,18 @@ class Worker:
         now = self.clock()
         for lease, change in ended:
             self._let_go(lease)
-            self.app.events.attempted(lease, change, verdicts.get(lease.job.id, Verdict.LOST), now)
+            verdict = verdicts.get(lease.job.id, Verdict.LOST)
+            self._count(change, verdict)
+            self.app.events.attempted(lease, change, verdict, now)
             if change.state is State.SCHEDULED:
                 self._due_known = False
         self._vacant.set()
+
+    def _count(self, change: Change, verdict: Verdict) -> None:
+        """Count attempts for those who list workers; the counts of the app's events begin anew now and then."""
+        if verdict is not Verdict.LOST:
+            self._succeeded += change.state is State.SUCCEEDED
+            self._failed += change.error is not None
 
     def _let_go(self, lease: Lease) -> None:
         # A job that was given back may have been claimed again, by this very turn: that is another lease.
@@ -342,17 +353,21 @@ class Worker:
     async def _fill_from_queues(self) -> None:
         self._order.rotate(-1)
         ahead, quick = self._pace.ahead(self.clock())
-        claimed = 0
+        claimed, looked = 0, False
         for queue in list(self._order):
-            claimed += await self._take_from(queue, self._room(queue), 0 if self.queues[queue] else ahead, quick)
-        self._note_busy(claimed)
+            room, further = self._room(queue), 0 if self.queues[queue] else ahead
+            looked = looked or room + further > 0
+            claimed += await self._take_from(queue, room, further, quick)
+        if looked:  # who has no room found nothing because it did not look
+            self._note_busy(claimed)
 
     async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
         """Claim for the free slots, and of quick tasks beyond them."""
         if quick.issuperset(self.app.tasks):
             return await self._take(queue, room + ahead, self.app.tasks)
         taken = await self._take(queue, room, self.app.tasks)
-        if ahead and taken >= room:
+        # Not before a slot is free again: quick jobs on top of quick jobs would never leave one to the others.
+        if ahead and taken >= room > 0:
             taken += await self._take(queue, min(ahead, self._room(queue) + ahead), quick)
         return taken
 
@@ -434,11 +449,11 @@ class Worker:
     def _how_long(self) -> float:
         now = self.clock()
         until = [now + self.app.settings.poll_ms / 1000]
-        if self._next_due is not None:
+        if self._due_known and self._next_due is not None:  # with no slot free nobody looks, and it may have passed
             until.append(self._next_due)
         if (oldest := self._slots.oldest) is not None:
             until.append(oldest.claimed_at + LATE_SECONDS)
-        if self._stopping:
+        if self._stopping and not self._gave_back:
             until.append(self._stop_at + (TOLD_SECONDS if self._told else 0.0))
         return max(0.0, min(until) - now)
 
@@ -568,6 +583,7 @@ class Worker:
             for lease in running:
                 self.ask(lease, Asked.STOPPING)
         elif now >= self._stop_at + TOLD_SECONDS:
+            self._gave_back = True
             for lease in running:
                 self.give_back(lease)
 
@@ -637,7 +653,7 @@ class Worker:
             await self._online.wait()
 
     def registration(self) -> Op[None]:
-        """Make the operation that says who we are and what we know."""
+        """Make the operation that says who we are, what we know and what we have done."""
         return ops.register(
             self.id,
             host=self._host,
@@ -645,6 +661,9 @@ class Worker:
             queues=self.queues,
             tasks=self.app.tasks,
             beat_ms=max(self.shortest_lease_ms() // 3, 1000),
+            slots=self.concurrency,
+            succeeded=self._succeeded,
+            failed=self._failed,
         )
 
     def shortest_lease_ms(self) -> int:

@@ -242,6 +242,28 @@ def cancel(store: Store) -> Op[Any]:
     return ops.cancel([name(1), name(2), name(3)], by="me", why="no", now=NOW + 5)
 
 
+def retry(store: Store) -> Op[Any]:
+    """One is put off, one is parked, one is ready, one has been cancelled."""
+    add(store, 1, delay_ms=500)
+    store.run(park(store))
+    add(store, 4, delay_ms=500)
+    store.run(ops.cancel([name(4)], now=NOW))
+    return ops.retry([name(1), name(2), name(4), name(5)], by="me", why="now", now=NOW + 9)
+
+
+def hold(store: Store) -> Op[Any]:
+    """One runs, one is ready in a queue that is paused for a time; one schedule is paused already."""
+    add(store, 1)
+    take(store)
+    add(store, 2, queue="mail")
+    store.run(ops.pause("queue", "mail", by="ann", why="full", until_ms=5, now=NOW))
+    for which, at in (("a", None), ("b", 1)):
+        store.query(
+            "insert into duly_schedule (name, task, spec, mode, paused_at) values (?, 'work', '', 'cron', ?)", which, at
+        )
+    return ops.hold(by="me", why="restored", now=NOW + 9)
+
+
 def dead(store: Store, number: int, **terms: Any) -> str:
     add(store, number, **terms)
     store.kill(take(store, token=number)[0])
@@ -327,6 +349,8 @@ SCENARIOS: dict[str, Scenario] = {
     "wake": Scenario(wake, nothing_left),
     "expire": Scenario(expire),
     "cancel": Scenario(cancel),
+    "retry": Scenario(retry),
+    "hold": Scenario(hold),
     "replay": Scenario(replay),
     "resolve": Scenario(resolve),
     "purge": Scenario(purge),
@@ -456,7 +480,7 @@ def test_j01_what_leaves_no_trace_is_not_repeated(twins: tuple[Store, Store], as
 
 READS = {
     "attempts", "clock", "dead_list", "dead_metrics", "events", "expirable", "expired_leases", "get", "listing",
-    "next_due", "paused", "settle", "steps", "why", "workers",
+    "next_due", "parked", "paused", "prunable", "queues", "settle", "steps", "why", "workers",
 }  # fmt: skip
 
 

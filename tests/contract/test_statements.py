@@ -34,7 +34,7 @@ SHARED = {"now", "keep_ms", "ids"}
 
 def every_op() -> dict[str, list[Op[Any]]]:
     """One or more operations of every function of `ops`, in an order in which each finds something to do."""
-    plain, keyed, dead, other = (new_id() for _ in range(4))
+    plain, keyed, dead, other, late = (new_id() for _ in range(5))
 
     def job(job_id: str, token: int, **more: Any) -> Claimed:
         known = Claimed(
@@ -52,9 +52,10 @@ def every_op() -> dict[str, list[Op[Any]]]:
             ops.enqueue(terms, [NewJob(plain, "{}"), NewJob(dead, "{}")], now=NOW),
             ops.enqueue(terms, [NewJob(keyed, "{}", key="k")], now=NOW),
             ops.enqueue(Terms("unknown", queue="q"), [NewJob(new_id(), "{}")], now=NOW),
+            ops.enqueue(Terms("late", queue="r", delay_ms=9), [NewJob(late, "{}")], now=NOW),
             ops.enqueue(Terms("child", queue="q"), [NewJob(new_id(), "{}")], parent=Held(plain, 1), now=NOW),
         ],
-        "register": [ops.register("w", host="h", pid=1, queues=["q"], tasks=["t"], beat_ms=1, now=NOW)],
+        "register": [ops.register("w", host="h", pid=1, queues=["q", "r"], tasks=["t"], beat_ms=1, slots=9, now=NOW)],
         "workers": [ops.workers(now=NOW)],
         "pause": [ops.pause("task", "t", by="a", why="b", until_ms=1, now=NOW)],
         "paused": [ops.paused(now=NOW)],
@@ -79,12 +80,17 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "rescue": [ops.rescue([sighting], now=NOW + 1000)],
         "promote": [ops.promote("q", now=NOW)],
         "park": [ops.park("q", now=NOW)],
+        "parked": [ops.parked()],
+        "queues": [ops.queues(now=NOW + 5)],
         "wake": [ops.wake({"unknown": 1}, ["q"])],
         "next_due": [ops.next_due("q", now=NOW)],
         "expirable": [ops.expirable(now=NOW)],
         "expire": [ops.expire([plain], now=NOW)],
         "get": [ops.get(plain, now=NOW)],
-        "listing": [ops.listing(state=State.DEAD, task="t", queue="q", batch_id=other, since=1, error="e", now=NOW)],
+        "listing": [
+            ops.listing(state=State.DEAD, task="t", queue="q", batch_id=other, since=1, error="e", now=NOW),
+            ops.listing(prefix=late[:20], now=NOW),
+        ],
         "dead_list": [
             ops.dead_list(task="t", queue="q", batch_id=other, error="e", since=1, until=2, partial=True, now=NOW)
         ],
@@ -92,11 +98,14 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "attempts": [ops.attempts(dead)],
         "steps": [ops.steps(dead)],
         "replay": [ops.replay([Replay(dead, new_id(), key="k2", payload="{}", force=True)], by="a", now=NOW)],
+        "retry": [ops.retry([late, plain], by="a", why="b", now=NOW)],
         "cancel": [ops.cancel([plain], by="a", why="b", now=NOW)],
         "resolve": [ops.resolve([dead], by="a", why="b", now=NOW)],
         "purge": [ops.purge([dead], by="a", why="b", now=NOW)],
         "events": [ops.events(job_id=dead, after=0), ops.events()],
+        "prunable": [ops.prunable(now=NOW + 99 * 86_400_000)],
         "prune": [ops.prune(what, now=NOW) for what in ops.PRUNABLE],
+        "hold": [ops.hold(by="a", why="b", now=NOW)],
         "leave": [ops.leave("w")],
         "why": [ops.why(plain, now=NOW)],
         "clock": [ops.clock()],

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import psycopg
 import pytest
 
 import duly
+from duly.cli import COMMANDS
 
 DULY = str(Path(sys.executable).parent / "duly")
 
@@ -42,9 +43,31 @@ def test_it_tells_its_version(tmp_path):
 
 def test_help_lists_every_command_and_each_has_an_example(tmp_path):
     listed = re.findall(r"^  ([a-z]+) ", run("--help", cwd=tmp_path).stdout.partition("Commands:")[2], re.MULTILINE)
-    assert listed == ["check", "demo", "jobs", "migrate", "worker"]
-    for command in listed:
-        assert re.search(rf"Examples?:\n +duly {command}", run(command, "--help", cwd=tmp_path).stdout)
+    assert listed == sorted(COMMANDS)
+    for words in [[name] for name in listed] + list(subcommands()):
+        assert re.search(rf"Examples?:\n +duly {' '.join(words)}", run(*words, "--help", cwd=tmp_path).stdout)
+
+
+def subcommands() -> Iterator[list[str]]:
+    for name in COMMANDS:
+        group = import_module(f"duly.cli.{name}").command
+        yield from ([name, child] for child in getattr(group, "commands", {}))
+
+
+def test_every_flag_has_a_variable_named_after_its_command(tmp_path):
+    assert json.loads(run("migrate", cwd=tmp_path, DULY_MIGRATE_JSON="1").stdout)["schema_version"] == 1
+    assert json.loads(run("jobs", "list", cwd=tmp_path, DULY_JOBS_LIST_JSON="1").stdout) == []
+    told = complaint(run("jobs", "list", cwd=tmp_path, DULY_JOBS_LIST_STATE="sleeping"), 2)
+    assert "sleeping" in told
+
+
+def test_bash_completes_commands_and_their_choices(tmp_path):
+    script = run(cwd=tmp_path, _DULY_COMPLETE="bash_source").stdout
+    assert "complete -o nosort -F _duly_completion duly" in script
+    asked = {"_DULY_COMPLETE": "bash_complete"}
+    assert "plain,doctor" in run(cwd=tmp_path, COMP_WORDS="duly doc", COMP_CWORD="1", **asked).stdout
+    states = run(cwd=tmp_path, COMP_WORDS="duly jobs list --state s", COMP_CWORD="4", **asked).stdout
+    assert states.split() == ["plain,scheduled", "plain,succeeded"]
 
 
 def test_a_misspelt_command_gets_the_right_one_named(tmp_path):
@@ -162,48 +185,3 @@ def test_a_settings_file_that_cannot_be_read_is_named(tmp_path):
 def test_python_m_duly_is_the_same_command(tmp_path):
     words = [sys.executable, "-m", "duly", "--version"]
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.startswith("duly ")
-
-
-def test_the_demo_kills_a_worker_and_its_numbers_add_up(tmp_path):
-    answer = run("demo", "--keep", str(tmp_path / "kept"), cwd=tmp_path)
-    assert answer.returncode == 0, answer
-    assert "killed with SIGKILL" in answer.stdout
-    assert "Every job ended once, as it should." in answer.stdout
-    conn = sqlite3.connect(tmp_path / "kept" / "demo.db")
-    states = dict(conn.execute("select state, count(*) from duly_jobs group by state"))
-    conn.close()
-    assert states == {"succeeded": 290, "dead": 4}
-    assert re.search(r"^rescued +[1-9]", answer.stdout, re.MULTILINE)
-    again = run("demo", "--keep", str(tmp_path / "kept"), cwd=tmp_path)
-    assert again.returncode == 1
-    assert "name an empty folder" in again.stderr
-
-
-def test_the_demo_leaves_no_process_and_no_file_behind_when_it_is_interrupted(tmp_path):
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
-    demo = subprocess.Popen(
-        [DULY, "demo"], cwd=tmp_path, env=environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        for line in demo.stdout:
-            if "SIGKILL" in line:
-                break
-        assert workers_in(tmp_path)
-        demo.send_signal(signal.SIGINT)
-        assert demo.wait(20) != 0
-    finally:
-        demo.kill()
-        demo.wait()
-        demo.stdout.close()
-    assert workers_in(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def workers_in(folder: Path) -> list[str]:
-    """List the processes that work below a folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if str(folder) in os.readlink(process / "cwd") and (process / "cmdline").read_text():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-    return [words for words in found if " worker " in words]

@@ -2,67 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 
 from duly import liveness
 from duly.model import JobRecord, State
-
-DULY = str(Path(sys.executable).parent / "duly")
-PATIENCE = 40.0
-
-TASKS = """
-import time
-from pathlib import Path
-from duly import Duly
-
-app = Duly({url!r})
-
-@app.task
-def add(a: int, b: int) -> int:
-    return a + b
-
-@app.task(queue="mail", max_attempts=1)
-async def fail(word: str) -> None:
-    raise ValueError("no")
-
-@app.task
-def nap(seconds: float) -> None:
-    Path("napping").touch()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(0.02)
-
-@app.task
-def hang() -> None:
-    Path("hanging").touch()
-    time.sleep(600)
-
-@app.task
-async def block() -> None:
-    Path("blocking").touch()
-    time.sleep(600)
-
-@app.task(timeout="200ms", max_attempts=1)
-def overrun() -> None:
-    time.sleep(600)
-"""
+from tests.edges.programs import PATIENCE, Folder, Forwarder, Program, is_gone, wait_until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -70,135 +23,11 @@ def url(request, tmp_path) -> str:
     return str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
-class Folder:
-    """A folder with an app in it, and the programs that run there."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.programs: list[Program] = []
-        self.modules: list[ModuleType] = []
-
-    def app(self, url: str | None = None) -> Any:
-        """Write tasks.py, and import it here under a name of its own."""
-        url = url or str(self.path / "jobs.db")
-        file = self.path / "tasks.py"
-        file.write_text(TASKS.format(url=url))
-        spec = importlib.util.spec_from_file_location(f"tasks_of_{self.path.name}", file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        self.modules.append(module)
-        return module
-
-    def environ(self, **more: str) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
-        return inherited | {"DULY_RUN_DIR": str(self.path / "run")} | more
-
-    def start(self, *words: str, **environ: str) -> Program:
-        program = Program(words, self.path, self.environ(**environ))
-        self.programs.append(program)
-        return program
-
-    def run(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [DULY, *words],
-            cwd=self.path,
-            env=self.environ(**environ),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    def wait_for_file(self, name: str) -> None:
-        wait_until(lambda: (self.path / name).exists(), name)
-
-    def close(self) -> None:
-        for program in self.programs:
-            program.end()
-        for module in self.modules:
-            module.app.close()
-
-
-class Program:
-    """A `duly` that runs, and what it says."""
-
-    def __init__(self, words: tuple[str, ...], cwd: Path, environ: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [DULY, *words], cwd=cwd, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.lines: list[str] = []
-        self._told = threading.Condition()
-        self._threads = [
-            threading.Thread(target=self._read, args=(stream,)) for stream in (self.process.stderr, self.process.stdout)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _read(self, stream: Any) -> None:
-        for line in stream:
-            with self._told:
-                self.lines.append(line.rstrip("\n"))
-                self._told.notify_all()
-        with self._told:
-            self._told.notify_all()
-
-    def line(self, pattern: str, *, after: int = 0) -> str:
-        """Wait for a line."""
-        return self.found(pattern, after=after)[0]
-
-    def found(self, pattern: str, *, count: int = 1, after: int = 0) -> list[str]:
-        """Wait for so many lines."""
-        with self._told:
-            done = self._told.wait_for(lambda: len(self._matching(pattern, after)) >= count, PATIENCE)
-            assert done, f"{pattern!r} was not said in {self}"
-            return self._matching(pattern, after)
-
-    def _matching(self, pattern: str, after: int) -> list[str]:
-        return [line for line in self.lines[after:] if re.search(pattern, line)]
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def wait(self) -> int:
-        code = self.process.wait(PATIENCE)
-        for thread in self._threads:
-            thread.join(PATIENCE)
-        return code
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for thread in self._threads:
-            thread.join(PATIENCE)
-        for stream in (self.process.stderr, self.process.stdout):
-            assert stream is not None
-            stream.close()
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines)
-
-
 @pytest.fixture
 def here(tmp_path) -> Iterator[Folder]:
     folder = Folder(tmp_path)
     yield folder
     folder.close()
-
-
-def wait_until(done: Callable[[], object], what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.02)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 # Starting
@@ -220,6 +49,8 @@ def test_the_first_lines_say_what_runs_on_what(here, url):
     assert said["slots"] == "3"
     assert said["worker"].endswith(f", pid {worker.process.pid}")
     assert ("caution" in said) == ("SQLite 3.40" in said["engine"])
+    assert max(map(len, (line for line in worker.lines if not line.startswith("database")))) < 120
+    assert "tasks=" not in worker.line("worker.started")  # said above
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
 
@@ -262,7 +93,7 @@ def test_a_job_enqueued_from_outside_is_done_and_can_be_shown(here, url):
     job = tasks.add.enqueue(1, 2)
     assert job.result(PATIENCE) == 3
     shown = json.loads(here.run("jobs", "show", job.id, "--json", "--url", url).stdout)
-    assert set(shown) == {*JobRecord.__struct_fields__, "attempts"}
+    assert set(shown) >= {*JobRecord.__struct_fields__, "attempts"}
     assert (shown["id"], shown["state"], shown["result"], shown["attempts"]) == (job.id, "succeeded", 3, [])
     assert shown["payload"] == {"a": 1, "b": 2}
 
@@ -286,7 +117,7 @@ def test_a_job_that_is_not_there_is_exit_code_3_and_looking_makes_no_database(he
     assert answer.stderr == "duly: no job has the id 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55\n"
     answer = here.run("jobs", "show", "no id at all", "--url", "missing.db")
     assert answer.returncode == 2
-    assert re.search("there is no file .*missing.db: name the database", answer.stderr)
+    assert re.search("there is no database .*missing.db yet: .*name it with --url", answer.stderr)
     assert not (tmp_path / "missing.db").exists()
     answer = here.run("jobs", "shwo", "x")
     assert answer.returncode == 2
@@ -299,6 +130,14 @@ def test_a_job_that_is_not_there_is_exit_code_3_and_looking_makes_no_database(he
         (["taks:app"], 2, r"there is no module 'taks' in .*: did you mean 'tasks'\?"),
         (["tasks:ap"], 2, r"tasks has no 'ap': did you mean 'app'\?"),
         (["tasks:add"], 2, r"add is a Task, not a Duly app: did you mean 'app'\?"),
+        (["tasks.app"], 2, r"there is no module 'tasks.app' in .*: did you mean 'tasks:app'\?"),
+        (["tasks:the app"], 2, r"tasks has no 'the app': did you mean 'app'\?"),
+        (["taks.py"], 2, r"there is no file .*/taks.py: did you mean 'tasks'\?"),
+        (["missing/"], 2, r"there is no file .*/missing$"),
+        (["a.b.py"], 2, r"with a dot in it: rename it"),
+        (["queue.py"], 2, r"Python has a module 'queue' of its own: rename .*/queue.py"),
+        (["shop"], 2, r"shop is a package without an app: name the module in it, as in shop.jobs:app"),
+        (["shop/__init__.py"], 2, r"is a package without an app: name the module in it, as in shop.jobs:app"),
         (["none"], 2, r"none has no app: make one there"),
         (["two"], 2, r"two has 2 apps \(one, other\): name one, as in two:one"),
         (["broken"], 2, r"broken cannot be imported: .*broken.py, line 3: NameError: name 'missing' is not defined"),
@@ -309,6 +148,7 @@ def test_a_job_that_is_not_there_is_exit_code_3_and_looking_makes_no_database(he
         (["/elsewhere/tasks.py"], 2, r"is not below this folder"),
         (["tasks", "--url", "mysql://host/db"], 2, r"'mysql:' is not a database URL"),
         (["tasks", "--url", "missing/folder/jobs.db"], 2, r"the folder .*missing/folder does not exist"),
+        (["tasks", "--url", "dangling.db"], 1, r"dangling.db cannot be used .*: look at the file"),
         (["tasks", "--queues", "mail:many"], 2, r"'mail:many' is not NAME or NAME:LIMIT"),
         (["tasks", "--grace", "soon"], 2, r"--grace is 'soon'"),
         (["tasks", "--concurrency", "0"], 2, r"'--concurrency': 0 is not in the range"),
@@ -322,6 +162,10 @@ def test_a_mistake_is_answered_in_one_line_with_what_to_do(here, tmp_path, words
     (tmp_path / "garbled.py").write_text("def work(:\n")
     (tmp_path / "needy.py").write_text("import nobody\n")
     (tmp_path / "quitter.py").write_text("import sys\nsys.exit('bye')\n")
+    (tmp_path / "shop").mkdir()
+    for name in ("a.b.py", "queue.py", "shop/__init__.py", "shop/jobs.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "dangling.db").symlink_to("/nowhere/jobs.db")
     answer = here.run("worker", *words)
     assert answer.returncode == code, answer
     assert "Traceback" not in answer.stderr
@@ -331,62 +175,86 @@ def test_a_mistake_is_answered_in_one_line_with_what_to_do(here, tmp_path, words
     assert not (tmp_path / "jobs.db").exists()
 
 
-@pytest.mark.parametrize("words", [[], ["--processes", "2"]])
-def test_a_server_without_tables_is_answered_with_the_remedy(here, postgres, words):
+@pytest.mark.parametrize("name", ["my-tasks.py", "my tasks.py", "shop/jobs.py", "shop/jobs:app", "./tasks.py"])
+def test_an_app_is_found_in_any_file_below_the_folder(here, tmp_path, name):
+    here.app()
+    file = tmp_path / name.removesuffix(":app")
+    file.parent.mkdir(exist_ok=True)
+    (tmp_path / "tasks.py").rename(file.with_suffix(".py"))
+    worker = here.start("worker", name)
+    worker.line("worker.started")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_queues_that_no_task_has_and_an_app_without_tasks_are_warned_of(here, tmp_path):
+    here.app()
+    worker = here.start("worker", "tasks", "--queues", "maill,default")
+    assert 'queue=maill hint="no task of this app has it: did you mean mail?"' in worker.line("worker.unknown_queue")
+    worker.line("worker.started")
+    assert "queue=default" not in str(worker)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    (tmp_path / "bare.py").write_text("from duly import Duly\napp = Duly('jobs.db')\n")
+    worker = here.start("worker", "bare")
+    assert "define tasks with @app.task" in worker.line("worker.no_tasks")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+# A database that is away, or not the right one
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["tasks.py"], "duly migrate --app tasks.py"),
+        (["tasks:app", "--processes", "2"], "duly migrate --app tasks:app"),
+        (["tasks:app", "--url", "URL"], "duly migrate --app tasks:app --url URL"),
+    ],
+)
+def test_a_server_without_tables_is_answered_with_the_remedy(here, postgres, words, remedy):
     url = postgres.new_database()
-    here.app(url)
-    answer = here.run("worker", "tasks:app", *words)
+    here.app(url if "URL" not in words else None)
+    answer = here.run("worker", *(word.replace("URL", url) for word in words))
     assert answer.returncode == 1
-    assert len(answer.stderr.splitlines()) == 1
-    assert "duly migrate" in answer.stderr
+    [line] = answer.stderr.splitlines()
+    assert line.startswith("duly: PostgreSQL 127.0.0.1:")
+    assert f"has no duly tables yet: run `{remedy.replace('URL', url)}` on it once" in line
     postgres.drop(url)
 
 
-class Forwarder:
-    """A port that leads to a server, from the moment it is opened."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._to = (parts.hostname or "", parts.port or 0)
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))  # taken, but nobody listens: connections are refused
-        self._open: list[socket.socket] = [self._socket]
-        self.url = url.replace(str(parts.port), str(self._socket.getsockname()[1]))
-
-    def open(self) -> None:
-        self._socket.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        for one in self._open:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near = self._socket.accept()[0]
-                far = socket.create_connection(self._to)
-                self._open += [near, far]
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
-
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
-        with suppress(OSError):
-            while data := one.recv(65536):
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nobody_made_it", 'database "nobody_made_it" does not exist): look at the URL'),
+        ("postgres?sslmode=require", "server does not support SSL, but SSL was required"),
+    ],
+)
+def test_a_server_that_will_never_let_us_in_is_not_waited_for(here, postgres, name, said):
+    here.app(postgres.url_of(name))
+    answer = here.run("worker", "tasks:app")
+    assert answer.returncode == 1
+    [line] = answer.stderr.splitlines()
+    assert said in line
 
 
 def test_a_worker_waits_for_a_server_that_is_away_at_its_start_and_is_alive_meanwhile(here, postgres_url):
     tasks = here.app(postgres_url)
     forwarder = Forwarder(postgres_url)
     try:
+        began = time.monotonic()
         worker = here.start("worker", "tasks:app", "--url", forwarder.url)
-        worker.line("waiting_for_database .*cannot be reached")
+        line = worker.line("waiting_for_database")
+        assert time.monotonic() - began < 2
+        place = urlsplit(forwarder.url)
+        assert f"{place.hostname}:{place.port}{place.path} cannot be reached (Connection refused)" in line
         wait_until(lambda: here.run("check", "--worker").returncode == 0, "a sign of life")
+        pauses = [re.search(r"again_in_s=(\d+)", one)[1] for one in worker.found("waiting_for_database", count=3)]
+        assert pauses[:3] == ["1", "2", "4"]
+        assert here.run("check", "--worker", "--within", "3s").returncode == 0
         forwarder.open()
+        worker.line("worker.found_database")
         worker.line("worker.started")
         assert tasks.add.enqueue(1, 2).result(PATIENCE) == 3
         worker.signal(signal.SIGTERM)
@@ -395,12 +263,53 @@ def test_a_worker_waits_for_a_server_that_is_away_at_its_start_and_is_alive_mean
         forwarder.close()
 
 
-def test_a_worker_that_waits_for_a_server_can_be_stopped(here):
+def test_a_terminal_counts_down_to_the_next_try(here, postgres_url):
+    here.app(postgres_url)
+    forwarder = Forwarder(postgres_url)
+    try:
+        worker = here.start_on_terminal("worker", "tasks:app", "--url", forwarder.url)
+        worker.until(r"waiting for the database: .* cannot be reached \(Connection refused\)\r\n")
+        worker.until("\r\x1b\\[Ktrying again in 2 s\r\x1b\\[Ktrying again in 1 s\r\x1b\\[Ktrying again now")
+        assert worker.text.count("waiting for the database") == 1
+        forwarder.open()
+        worker.until("\r\x1b\\[Kthe database is there\r\n")
+        worker.until("worker.started")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    finally:
+        forwarder.close()
+
+
+def test_a_server_that_does_not_answer_is_spoken_of_within_two_seconds(here, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection, and says nothing
+        here.app(f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/db")
+        began = time.monotonic()
+        worker = here.start("worker", "tasks:app")
+        assert f"127.0.0.1:{silent.getsockname()[1]}" in worker.line("worker.connecting")
+        assert time.monotonic() - began < 2
+        assert here.run("check", "--worker").returncode == 0
+        worker.line("waiting_for_database .*cannot be reached")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_a_worker_that_waits_for_a_server_ends_at_once_when_told(here, on_terminal):
     here.app("postgresql://nobody@127.0.0.1:1/db")
-    worker = here.start("worker", "tasks:app")
-    worker.line("waiting_for_database .*cannot be reached")
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
+    if on_terminal:
+        terminal = here.start_on_terminal("worker", "tasks:app")
+        terminal.until("trying again in 4 s")
+        terminal.signal(signal.SIGTERM)
+        assert terminal.wait() == 0
+        assert terminal.text.endswith("\r\x1b[K")  # the next prompt stands in an empty line
+    else:
+        worker = here.start("worker", "tasks:app")
+        worker.line("again_in_s=4")
+        began = time.monotonic()
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+        assert time.monotonic() - began < 1
+    assert list((here.path / "run").iterdir()) == []
 
 
 # Stopping

@@ -425,3 +425,35 @@ def test_a_row_that_somebody_spoiled_by_hand_stops_nobody(tmp_path: Path) -> Non
     drain(app)
     assert [job.result(0) for job in jobs] == [0, 1, 2]
     app.close()
+
+
+def test_a_worker_without_a_free_slot_does_not_spin_while_a_job_is_due(app: Duly) -> None:
+    @app.task
+    async def short() -> None: ...
+
+    @app.task
+    async def long() -> None:
+        await asyncio.sleep(0.6)
+
+    async def run() -> int:
+        worker = app.worker(concurrency=1, drain=False, signals=False)
+        turns, turn = 0, worker._turn
+
+        async def counted() -> None:
+            nonlocal turns
+            turns += 1
+            await turn()
+
+        worker._turn = counted  # type: ignore[method-assign]
+        await short.using(delay="300ms").aenqueue()
+        running = asyncio.create_task(worker.run())
+        while not worker._due_known:  # it sleeps until the delayed job is due
+            await asyncio.sleep(0.01)
+        await long.aenqueue()
+        while len(await app.alist(state="succeeded")) < 2:
+            await asyncio.sleep(0.02)
+        worker.stop()
+        await running
+        return turns
+
+    assert asyncio.run(asyncio.wait_for(run(), 30)) < 100

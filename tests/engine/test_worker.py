@@ -719,3 +719,32 @@ def test_a_job_whose_backoff_fails_ends_dead_and_frees_its_slot(app: Duly) -> No
     assert found is not None
     assert (found.state, found.reason) == (State.DEAD, "its end could not be judged")
     assert app.get(other.id).state is State.SUCCEEDED  # type: ignore[union-attr]
+
+
+def test_j07_what_falls_due_beside_a_backlog_is_ready_within_a_second_also_when_the_worker_was_idle(app: Duly) -> None:
+    order: list[str] = []
+
+    @app.task
+    async def backlog() -> None:
+        order.append("backlog")
+        await asyncio.sleep(0.02)
+
+    @app.task(priority=10)
+    async def urgent() -> None:
+        order.append("urgent")
+
+    async def run() -> None:
+        worker = app.worker(concurrency=1, signals=False)
+        running = asyncio.create_task(worker.run())
+        while not app.events.counts["worker.started"] or worker.busy:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # its first look at what is to be tidied is over
+        await urgent.using(delay="300ms").aenqueue()
+        await backlog.aenqueue_many(backlog.call() for _ in range(200))
+        while "urgent" not in order:
+            await asyncio.sleep(0.05)
+        worker.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert order.index("urgent") < 110  # of 200, each of which takes 20 ms

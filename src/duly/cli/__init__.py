@@ -13,14 +13,26 @@ from typing import Any
 import click
 
 from duly import __version__, settings
-from duly.errors import ConfigError, DulyError, JobNotFound
+from duly.errors import ConfigError, DulyError, JobNotFound, PayloadError
 
 COMMANDS = {
+    "backup": "Copy a SQLite database while it is in use.",
     "check": "Say whether the workers on this machine are alive, for probes.",
+    "dead": "Look at dead letters, run them again, settle them.",
     "demo": "See jobs run, fail, retry, die and be rescued, on a database of its own.",
-    "jobs": "Look at jobs.",
+    "dev": "Run the jobs of an app while you write it: reloads when a file changes.",
+    "doctor": "Examine the database, the workers and the tasks, and say what to do.",
+    "enqueue": "Enqueue a job.",
+    "jobs": "List, show, cancel and retry jobs.",
     "migrate": "Create or update duly's tables.",
+    "prune": "Remove what has had its time, now instead of bit by bit.",
+    "queues": "List, pause and resume queues.",
+    "restore": "Bring a backup back, held if you like.",
+    "stats": "Count jobs by queue and state, and dead ones by reason.",
+    "top": "Watch queues and workers live.",
+    "why": "Say why a job is not running.",
     "worker": "Run the jobs of an app.",
+    "workers": "List the workers that have been heard of.",
 }
 
 
@@ -50,6 +62,7 @@ class Commands(Named):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"duly.cli.{cmd_name}").command
+        _name_variables(command, f"DULY_{cmd_name.upper()}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -66,9 +79,19 @@ class Commands(Named):
             sys.exit(_exit_code(error))
 
 
+def _name_variables(command: click.Command, prefix: str) -> None:
+    """Give every flag a variable: `duly jobs list --state` is `$DULY_JOBS_LIST_STATE` unless it has one already."""
+    for option in command.params:
+        if isinstance(option, click.Option) and option.envvar is None:
+            flag = max(option.opts, key=len).lstrip("-").replace("-", "_")
+            option.envvar = f"{prefix}_{flag.upper()}"
+    for name, child in getattr(command, "commands", {}).items():
+        _name_variables(child, f"{prefix}_{name.replace('-', '_').upper()}")
+
+
 def _exit_code(error: DulyError) -> int:
     match error:
-        case ConfigError():
+        case ConfigError() | PayloadError():
             return 2
         case JobNotFound():
             return 3

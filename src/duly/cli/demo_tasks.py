@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 
 from duly import Ctx, Duly, SyncCtx, backoff
 
+# Two seconds, so that nobody has to wait long for the rescue; the default is 30.
 app = Duly(os.environ.get("DULY_DEMO_DB", "demo.db"), lease="2s")
 
 
 @app.task
 async def send_mail(to: str) -> str:
-    """Succeed."""
+    """Take a tenth of a second, and succeed."""
+    await asyncio.sleep(0.1)
     return f"sent to {to}"
 
 
@@ -22,7 +25,7 @@ def receipt(order: int) -> str:
     return f"receipt of order {order}"
 
 
-@app.task(backoff=backoff.fixed("300ms"))
+@app.task(priority=5, backoff=backoff.fixed("300ms"))
 async def flaky_import(ctx: Ctx, row: int) -> int:
     """Fail at first, then succeed."""
     if ctx.attempt == 1:
@@ -30,7 +33,7 @@ async def flaky_import(ctx: Ctx, row: int) -> int:
     return row
 
 
-@app.task(max_attempts=2, backoff=backoff.fixed("300ms"))
+@app.task(priority=5, max_attempts=2, backoff=backoff.fixed("300ms"))
 def poison(n: int) -> None:
     """Fail every time, and end dead."""
     raise ValueError("this one never works")
@@ -43,9 +46,14 @@ def later(n: int) -> int:
 
 
 @app.task
-def slow_report(ctx: SyncCtx, n: int) -> str:
+def slow_report(ctx: SyncCtx) -> str:
     """Take longer than a lease."""
-    for part in range(10):
-        ctx.progress(10 * part, f"part {part + 1} of 10")
+    for part in range(1, 11):
+        ctx.progress(10 * (part - 1), f"part {part} of 10")
         time.sleep(0.25)
-    return f"report {n}"
+    return "ten parts"
+
+
+@app.task
+async def tick(n: int) -> None:
+    """Do nothing, to see how fast that is."""

@@ -29,6 +29,7 @@ class Ending:
         self._grace_s = 0.0
         self._leave: Callable[[], object] = _stuck
         self.asked = 0
+        self.idle_code = 0  # how the process ends when told to before there was anything to stop
 
     def hear(self, lifeline: int | None = None) -> None:
         """Hear signals from now on, and the end of whoever holds the other end of the pipe `lifeline`."""
@@ -75,7 +76,7 @@ class Ending:
         """Tell the worker to stop, and say when the process is to end at the latest."""
         self.asked += 1
         if self._stop is None or self.asked > 2:
-            leave(0 if self._stop is None else 1)
+            leave(self.idle_code if self._stop is None else 1)
         else:
             self._stop()
         return time.monotonic() + (self._grace_s if self.asked == 1 else 0.0) + LAST_SECONDS

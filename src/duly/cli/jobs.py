@@ -1,90 +1,393 @@
-"""`duly jobs`: look at jobs."""
+"""`duly jobs`: list, show, cancel and retry jobs."""
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 
-from duly.cli import Named, read_settings
-from duly.errors import ConfigError, JobNotFound
-from duly.model import Attempt, JobRecord
-from duly.store import open_driver, ops
-from duly.store.driver import Driver
+from duly.app import Duly
+from duly.cli import Named, tell
+from duly.cli.database import (
+    audit_options,
+    bulk_options,
+    database_options,
+    filter_options,
+    json_option,
+    opened,
+    since_ms,
+    state_option,
+    whole_id,
+)
+from duly.cli.selection import Done, Listing, Selection, change, need_some
+from duly.errors import JobNotFound
+from duly.keys import Ids
+from duly.model import Attempt, Event, JobRecord, Replayed, State, Step
+from duly.store import ops
+from duly.store.ops import Replay
 from duly.why import Why
+
+# In this order, so that a job that moves on while we walk is met in its next state.
+CANCELLABLE = (State.SCHEDULED, State.WAITING, State.READY, State.RUNNING)
+RETRIED = (State.WAITING, State.SCHEDULED)
+REPLAYED = (State.DEAD, State.PARTIAL, State.CANCELLED)
 
 
 @click.group(
     cls=Named,
     epilog="""\b
 Examples:
+  duly jobs list --state dead --since 2h
   duly jobs show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
-  duly jobs show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --json
+  duly jobs cancel --queue mail --dry-run
+  duly jobs retry --error ConnectionError --yes
 """,
 )
 def command() -> None:
-    """Look at jobs."""
+    """List, show, cancel and retry jobs."""
+
+
+@command.command(
+    "list",
+    epilog="""\b
+Examples:
+  duly jobs list
+  duly jobs list --state scheduled --queue mail --limit 100
+  duly jobs list --task send_receipt --since 2h --error Timeout
+  duly jobs list --before 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --json
+""",
+)
+@state_option
+@filter_options
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="How many at most.")
+@click.option("--before", metavar="ID", help="Only jobs older than this one: the next page.")
+@database_options
+@json_option
+def list_(
+    state: str | None,
+    queue: str | None,
+    task: str | None,
+    since: str | None,
+    error: str | None,
+    limit: int,
+    before: str | None,
+    url: str | None,
+    schema: str | None,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """List jobs, newest first.
+
+    JSON is an array of jobs with all their fields, payloads and results too.
+    """
+    with opened(url, schema, target) as app:
+        found = app.list(
+            state=state,
+            queue=queue,
+            task=task,
+            since=since_ms(app, since),
+            error=error,
+            before=None if before is None else whole_id(app, before),
+            limit=limit + 1,
+        )
+        now = app.driver.run(ops.clock())
+    if as_json:
+        tell.answer_json(found[:limit])
+        return
+    tell_jobs(found[:limit], now)
+    if not found:
+        filtered = any(value is not None for value in (state, queue, task, since, error, before))
+        click.echo("no job matches these filters" if filtered else "there are no jobs")
+    elif len(found) > limit:
+        click.echo(f"there are more: --before {found[limit - 1].id}", err=True)
+
+
+def tell_jobs(jobs: Sequence[JobRecord], now: int) -> None:
+    """Print a table of jobs."""
+    tell.table(
+        ["id", "state", "task", "queue", "attempt", "when", "note"],
+        [
+            [job.id, job.state, job.task, job.queue, f"{job.attempt}/{job.max_attempts}", _when(job, now), note(job)]
+            for job in jobs
+        ],
+    )
+
+
+def _when(job: JobRecord, now: int) -> str:
+    """Say when a job ended, or when it is or was due."""
+    if job.finished_at is not None:
+        return tell.ago(job.finished_at, now)
+    due = tell.ago(job.due_at, now)
+    return f"due {due}" if job.due_at is not None and job.due_at <= now else due
+
+
+def note(job: JobRecord) -> str:
+    """Say what is worth knowing of a job beside its state."""
+    if job.replayed_as is not None:
+        return f"replayed as {job.replayed_as}"
+    if job.resolved_at is not None:
+        return f"resolved by {job.resolved_by}: {job.resolved_why}"
+    if job.state is State.RUNNING:
+        return ", ".join(_running_notes(job))
+    if job.reason and job.error and job.error.startswith(job.reason):
+        return job.error
+    return "; ".join(text for text in (job.reason, job.error) if text)
+
+
+def _running_notes(job: JobRecord) -> list[str]:
+    notes = ["asked to stop"] if job.cancel_requested_at is not None else []
+    if job.progress is not None:
+        notes.append(f"{job.progress:.0f}%")
+    return [*notes, job.progress_message] if job.progress_message else notes
 
 
 @command.command(
     epilog="""\b
 Examples:
   duly jobs show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
-  duly jobs show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --json --url jobs.db
+  duly jobs show 01997f3e --json --url jobs.db
 """
 )
 @click.argument("job_id", metavar="ID")
-@click.option("--url", help="The database. Default: $DULY_URL, then duly.toml, then duly.db in this folder.")
-@click.option("--schema", help="PostgreSQL schema. Default: $DULY_SCHEMA, then duly.toml, then duly.")
-@click.option("--json", "as_json", is_flag=True, envvar="DULY_JOBS_JSON", help="Answer in JSON.")
-def show(job_id: str, url: str | None, schema: str | None, as_json: bool) -> None:
-    """Show a job, what went wrong with it, and why it is not running.
+@database_options
+@json_option
+def show(job_id: str, url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
+    """Show a job, what went wrong with it, what was done to it, and why it is not running.
 
-    Exit code 3: no job has this id. Times in JSON are milliseconds UTC.
+    The first digits of the id will do. Exit code 3: no job has it.
     """
-    driver = _existing(url, schema)
-    try:
-        job, why = driver.run(ops.get(job_id)), driver.run(ops.why(job_id))
-        if job is None:
-            raise JobNotFound(f"no job has the id {job_id}", job_id)
-        attempts = driver.run(ops.attempts(job_id))
-    finally:
-        driver.close()
-    if as_json:
-        click.echo(json.dumps({**msgspec.to_builtins(job), "attempts": msgspec.to_builtins(attempts)}))
-    else:
-        _tell(job, why, attempts)
+    with opened(url, schema, target) as app:
+        story = read_story(app, job_id)
+    story.tell(as_json=as_json)
 
 
-def _existing(url: str | None, schema: str | None) -> Driver:
-    """Open a database for reading: looking at a file that is not there must not make it."""
-    read = read_settings({"url": url, "schema": schema})
-    if read.url.path is not None and not Path(read.url.path).exists():
-        raise ConfigError(f"there is no file {read.url.path}: name the database with --url or $DULY_URL")
-    return open_driver(read)
+class Story(NamedTuple):
+    """A job, with all that is recorded of it."""
+
+    job: JobRecord
+    attempts: list[Attempt]
+    steps: list[Step]
+    events: list[Event]
+    why: Why | None
+    now: int
+
+    def tell(self, *, as_json: bool) -> None:
+        """Print it."""
+        if as_json:
+            parts = {"attempts": self.attempts, "steps": self.steps, "events": self.events}
+            tell.answer_json({**msgspec.to_builtins(self.job), **parts})
+            return
+        tell.facts([*_fields(self.job, self.now), *self._rows()])
+        if self.attempts and (traceback := self.attempts[-1].traceback):
+            number = self.attempts[-1].attempt
+            click.echo(f"\nThe traceback of attempt {number} (of all of them: --json):\n{tell.plain(traceback)}")
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Say what happened to the job, one thing a line."""
+        rows = [
+            (f"attempt {one.attempt}", f"{tell.moment(one.at)}  {one.outcome}: {one.error or 'no error was told'}")
+            for one in self.attempts
+        ]
+        rows += [
+            ("step", f"{tell.moment(one.changed_at)}  {one.name} ({one.kind}) {one.state}" + _after(one.error))
+            for one in self.steps
+        ]
+        rows += [
+            ("event", f"{tell.moment(one.at)}  {one.name}" + (f" by {one.by}" if one.by else "") + _after(one.why))
+            for one in self.events
+        ]
+        return rows if self.why is None else [*rows, ("why", self.why.sentence)]
 
 
-def _tell(job: JobRecord, why: Why | None, attempts: list[Attempt]) -> None:
-    for name, value in msgspec.structs.asdict(job).items():
-        if value is not None:
-            click.echo(f"{name:<16}  {_shown(name, value)}")
-    for one in attempts:
-        click.echo(
-            f"attempt {one.attempt:<8}  {_shown('at', one.at)}  {one.outcome}: {one.error or 'no error was told'}"
-        )
-    if why is not None:
-        click.echo(f"{'why':<16}  {why.sentence}")
-    if attempts and attempts[-1].traceback:
-        click.echo(
-            f"\nThe traceback of attempt {attempts[-1].attempt} (of all of them: --json):\n{attempts[-1].traceback}"
-        )
+def read_story(app: Duly, given: str) -> Story:
+    """Read all there is about a job."""
+    job_id = whole_id(app, given)
+    job, why = app.get(job_id), app.driver.run(ops.why(job_id))
+    if job is None:
+        raise JobNotFound(f"no job has the id {job_id}", job_id)
+    run = app.driver.run
+    attempts, steps, events = run(ops.attempts(job_id)), run(ops.steps(job_id)), run(ops.events(job_id=job_id))
+    return Story(job, attempts, steps, events, why, run(ops.clock()))
 
 
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, int) and (name == "at" or name.endswith(("_at", "_until"))):
-        return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def _fields(job: JobRecord, now: int) -> list[tuple[str, str]]:
+    usual = {"schema_version": 1, "crashes": 0, "replay_count": 0, "correlation_id": job.id}
+    fields = msgspec.structs.asdict(job).items()
+    return [
+        (name, _shown(name, value, now)) for name, value in fields if value is not None and usual.get(name) != value
+    ]
+
+
+def _shown(name: str, value: Any, now: int) -> str:
+    if isinstance(value, int) and name.endswith(("_at", "_until")):
+        return f"{tell.moment(value)} ({tell.ago(value, now)})"
     return json.dumps(value, ensure_ascii=False) if name in ("payload", "result") else str(value)
+
+
+def _after(text: str | None) -> str:
+    return f": {text}" if text else ""
+
+
+def _state_of(states: Sequence[State]) -> Callable[..., Any]:
+    return click.option("--state", type=click.Choice([str(state) for state in states]), help="Only jobs in this state.")
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  duly jobs cancel 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "wrong address"
+  duly jobs cancel --queue mail --state scheduled --dry-run
+  duly jobs cancel --task send_receipt --since 1h --yes
+  duly jobs cancel --all
+"""
+)
+@click.argument("ids", metavar="[ID]…", nargs=-1)
+@_state_of(CANCELLABLE)
+@filter_options
+@click.option("--all", "everything", is_flag=True, help="All jobs that have not ended.")
+@click.option("--limit", type=click.IntRange(1), help="How many at most. Default: all that match.")
+@bulk_options
+@audit_options
+@database_options
+@json_option
+def cancel(
+    ids: tuple[str, ...],
+    state: str | None,
+    queue: str | None,
+    task: str | None,
+    since: str | None,
+    error: str | None,
+    everything: bool,
+    limit: int | None,
+    dry_run: bool,
+    yes: bool,
+    by: str,
+    why: str | None,
+    url: str | None,
+    schema: str | None,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """Cancel jobs: those you name, or all that match.
+
+    A job that does not run ends at once; one that runs is asked to stop, and decides itself. What is enqueued while
+    this walks is left alone. Exit code 3: one of the ids is that of no job; the others are cancelled all the same.
+    """
+    need_some(ids, (state, queue, task, since, error), everything)
+    with opened(url, schema, target) as app:
+        states = CANCELLABLE if state is None else (State(state),)
+        matching = _matching(app, states, queue=queue, task=task, since=since_ms(app, since), error=error)
+
+        def act(jobs: Sequence[JobRecord]) -> list[Done]:
+            answer = app.driver.run(ops.cancel([job.id for job in jobs], by=by, why=why))
+            return [Done(job.id, CANCELLED.get(answer.get(job.id), "had ended")) for job in jobs]
+
+        chosen = Selection("cancel", ids, matching, limit)
+        sys.exit(change(app, chosen, act, dry_run=dry_run, yes=yes, as_json=as_json))
+
+
+CANCELLED: dict[State | None, str] = {State.CANCELLED: "cancelled", State.RUNNING: "asked to stop"}
+
+
+def _matching(app: Duly, states: Sequence[State], **filters: Any) -> list[Listing]:
+    """Make the listings of what matches, one a state."""
+
+    def listing(state: State) -> Listing:
+        return lambda last, limit: app.driver.run(ops.listing(state=state, before=last, limit=limit, **filters))
+
+    return [listing(state) for state in states]
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  duly jobs retry 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
+  duly jobs retry --error ConnectionError --dry-run
+  duly jobs retry --queue mail --state dead --since 1d --yes
+"""
+)
+@click.argument("ids", metavar="[ID]…", nargs=-1)
+@_state_of((*RETRIED, *REPLAYED))
+@filter_options
+@click.option("--all", "everything", is_flag=True, help="All jobs that are scheduled or waiting.")
+@click.option("--limit", type=click.IntRange(1), help="How many at most. Default: all that match.")
+@bulk_options
+@audit_options
+@database_options
+@json_option
+def retry(
+    ids: tuple[str, ...],
+    state: str | None,
+    queue: str | None,
+    task: str | None,
+    since: str | None,
+    error: str | None,
+    everything: bool,
+    limit: int | None,
+    dry_run: bool,
+    yes: bool,
+    by: str,
+    why: str | None,
+    url: str | None,
+    schema: str | None,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """Run jobs now: those you name, or all that match.
+
+    A job that is scheduled or waiting is made due at once; one that is dead, partial or cancelled is replayed, as a
+    new job whose id is told. Filters alone mean scheduled and waiting jobs; for others say --state. Exit code 1: one
+    of the jobs you named cannot be run again, as it runs or has succeeded. 3: one of the ids is that of no job.
+    """
+    need_some(ids, (state, queue, task, since, error), everything)
+    with opened(url, schema, target) as app:
+        states = RETRIED if state is None else (State(state),)
+        matching = _matching(app, states, queue=queue, task=task, since=since_ms(app, since), error=error)
+        chosen = Selection("retry", ids, matching, limit)
+
+        def act(jobs: Sequence[JobRecord]) -> list[Done]:
+            return _retry(app, jobs, by, why)
+
+        sys.exit(change(app, chosen, act, dry_run=dry_run, yes=yes, as_json=as_json))
+
+
+def _retry(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> list[Done]:
+    """Make due what has a future, replay what has ended without success."""
+    due = [job.id for job in jobs if job.state in RETRIED]
+    made_due = app.driver.run(ops.retry(due, by=by, why=why)) if due else {}
+    again = replay(app, [job for job in jobs if job.state in REPLAYED], by, why)
+    return [again.get(job.id) or _retried(job, job.id in made_due) for job in jobs]
+
+
+def _retried(job: JobRecord, made_due: bool) -> Done:
+    if made_due:
+        return Done(job.id, "made due")
+    if job.state in RETRIED:
+        return Done(job.id, "had begun or ended meanwhile")
+    if job.state is State.READY:
+        return Done(job.id, "due already")
+    return Done(job.id, "running" if job.state is State.RUNNING else f"not run again: it has {job.state}", refused=True)
+
+
+new_id = Ids()
+
+
+def replay(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> dict[str, Done]:
+    """Run ended jobs again under new ids, and say what became of each."""
+    if not jobs:
+        return {}
+    replays = [Replay(job.id, new_id()) for job in jobs]
+    answer = app.driver.run(ops.replay(replays, by=by, why=why, key_ttl_ms=app.settings.key_ttl_ms))
+    return {one.id: _replayed(one) for one in answer}
+
+
+def _replayed(one: Replayed) -> Done:
+    if one.new_id is not None:
+        return Done(one.id, "replayed" if one.first else "had been replayed", one.new_id)
+    if one.key_holder not in (None, one.id):
+        return Done(one.id, "not replayed: another job has its key", refused=True)
+    return Done(one.id, "gone meanwhile" if one.state is None else "not replayed: it is settled", refused=True)

@@ -13,13 +13,19 @@ LEVELS = ("debug", "info", "warning", "error")
 COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "31"}
 # What every record has; the rest was given as `extra`.
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# What the first lines have said to people already.
+SAID_BEFORE = {"worker.started": frozenset({"queues", "tasks", "concurrency"})}
 
 
-def configure(level: str, *, as_json: bool, stream: TextIO | None = None) -> None:
-    """Log to stderr: what duly tells from `level` on, and what others do from there or INFO on."""
+def configure(level: str, *, as_json: bool, quiet: tuple[str, ...] = (), stream: TextIO | None = None) -> None:
+    """Log to stderr: what duly tells from `level` on, and what others do from there or INFO on.
+
+    Events of duly's whose name begins with one of `quiet` are left out: they are told in another way.
+    """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if as_json else Lines(colour=stream.isatty() and "NO_COLOR" not in os.environ))
+    handler.addFilter(lambda record: not (record.name.startswith("duly.") and record.msg.startswith(quiet)))
     number = logging.getLevelNamesMapping()[level.upper()]
     root = logging.getLogger()
     root.addHandler(handler)
@@ -40,8 +46,11 @@ class Lines(logging.Formatter):
         moment = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
         level = record.levelname.lower()
         shown = f"\x1b[{COLOURS.get(level, '0')}m{level:<7}\x1b[0m" if self._colour else f"{level:<7}"
-        fields = "".join(f" {name}={_shown(value)}" for name, value in _extra(record).items() if value is not None)
-        line = f"{moment} {shown} {_message(record)}{fields}"
+        message = _message(record)
+        said = SAID_BEFORE.get(message, frozenset())
+        extra = {name: value for name, value in _extra(record).items() if value is not None and name not in said}
+        fields = "".join(f" {name}={_shown(value)}" for name, value in extra.items())
+        line = f"{moment} {shown} {message}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import click
 
 from duly.cli import read_settings
+from duly.cli.database import database_options, json_option
 from duly.errors import ConfigError
+from duly.finding import find_app
 from duly.settings import Settings
 from duly.store import migrate, open_driver, ops
 from duly.store.driver import Driver
@@ -22,23 +24,31 @@ from duly.store.statements import Dialect
 Examples:
   duly migrate --url postgresql://user@host/db
   duly migrate --url postgresql://owner@host/db --grant app
+  duly migrate --app tasks:app
   duly migrate --plan
   duly migrate --sql > duly.sql
 """
 )
-@click.option("--url", help="The database. Default: $DULY_URL, then duly.toml, then duly.db in this folder.")
-@click.option("--schema", help="PostgreSQL schema. Default: $DULY_SCHEMA, then duly.toml, then duly.")
+@database_options
 @click.option("--grant", metavar="ROLE", help="PostgreSQL: let this role work with the tables, but not change them.")
 @click.option("--plan", is_flag=True, help="Say what would be done, and change nothing.")
 @click.option("--sql", is_flag=True, help="Print the SQL of what would be done, and change nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
-def command(url: str | None, schema: str | None, grant: str | None, plan: bool, sql: bool, as_json: bool) -> None:
+@json_option
+def command(
+    url: str | None,
+    schema: str | None,
+    target: str | None,
+    grant: str | None,
+    plan: bool,
+    sql: bool,
+    as_json: bool,
+) -> None:
     """Create or update duly's tables.
 
     A SQLite file is also migrated by itself whenever it is opened; PostgreSQL only by this command, so that
     workers need no right to create tables. Running it twice changes nothing.
     """
-    read = read_settings({"url": url, "schema": schema})
+    read = _settings(url, schema, target)
     driver = open_driver(read)  # opens nothing yet, and refuses what there is no store for
     work = _postgres if read.url.store == "postgresql" else _sqlite
     found = work(driver, read, grant, not (plan or sql))
@@ -46,6 +56,14 @@ def command(url: str | None, schema: str | None, grant: str | None, plan: bool, 
         click.echo("begin;\n" + "".join(f"{statement};\n" for statement in found.statements) + "commit;")
     else:
         _tell(found, read, done=not plan, grant=grant, as_json=as_json)
+
+
+def _settings(url: str | None, schema: str | None, target: str | None) -> Settings:
+    if target is None:
+        return read_settings({"url": url, "schema": schema})
+    if schema is not None:
+        raise ConfigError(f"--schema is for a database named by --url; {target} names its own: Duly(…, schema=…)")
+    return find_app(target, url=url).settings
 
 
 class Found(NamedTuple):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 log = logging.getLogger("duly.supervisor")
 
@@ -35,13 +35,23 @@ class Died(NamedTuple):
     code: int
 
 
+class Changed(NamedTuple):
+    """Files have changed."""
+
+    files: tuple[str, ...]
+
+
+# A number is a signal.
+Word: TypeAlias = Died | Changed | int
+
+
 class Supervisor:
     """Runs `count` processes of one command."""
 
     def __init__(self, words: Sequence[str], count: int) -> None:
         self._words = words
         self._count = count
-        self._told: queue.SimpleQueue[Died | int] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Word] = queue.SimpleQueue()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._started_at: dict[int, float] = {}
         self._pause_s = dict.fromkeys(range(count), FIRST_PAUSE_S)
@@ -55,16 +65,28 @@ class Supervisor:
             signal.signal(number, self._signalled)
         self._due = dict.fromkeys(range(self._count), 0.0)
         worst = 0
-        while self._running or self._due:
+        while self._goes_on():
             self._start_due()
             with suppress(queue.Empty):
-                match self._told.get(timeout=self._how_long()):
-                    case Died() as died:
-                        worst = max(worst, self._died(died))
-                    case asked:
-                        self._stop(asked)
+                worst = max(worst, self._hear(self._told.get(timeout=self._how_long())))
         log.info("supervisor.stopped")
         return worst
+
+    def _goes_on(self) -> bool:
+        return bool(self._running or self._due)
+
+    def _hear(self, word: Word) -> int:
+        match word:
+            case Died():
+                return self._died(word)
+            case Changed():
+                self._changed(word)
+            case asked:
+                self._stop(asked)
+        return 0
+
+    def _changed(self, changed: Changed) -> None:
+        """Heed that files have changed: a worker in production does not."""
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         self._told.put(number)
@@ -135,5 +157,8 @@ def how(code: int) -> str:
 
 
 def command_line(*words: str) -> list[str]:
-    """Give the words that start `duly` with this Python."""
-    return [sys.executable, "-m", "duly", *words]
+    """Give the words that start `duly` with this Python.
+
+    The current folder comes onto the path with the app and not before (-P): a file `queue.py` there is not Python's.
+    """
+    return [sys.executable, "-P", "-m", "duly", *words]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import sys
-import time
 from collections.abc import Iterable
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,17 @@ import click
 
 from duly import __version__
 from duly.app import Duly
-from duly.cli import logs
+from duly.cli import logs, waiting
 from duly.cli.ending import Ending, leave
 from duly.cli.supervisor import RESTART, Supervisor, command_line
 from duly.durations import to_ms
-from duly.errors import AnswerLost, ConfigError, StoreUnavailable
+from duly.errors import ConfigError
 from duly.finding import find_app
-from duly.liveness import Pulse
 from duly.store.driver import About
 from duly.worker import Worker
 
 log = logging.getLogger("duly.worker")
 
-LOOK_SECONDS = 0.5
 STUCK = "half of its threads are stuck"
 DURABILITY = {
     "full": "full: what is committed survives a power cut",
@@ -112,7 +111,9 @@ def command(
     options = {"concurrency": concurrency, "queues": read_queues(queues), "grace": timedelta(milliseconds=grace_ms)}
     serving = Serving(app, ending, options, supervised=lifeline is not None, folder=folder)
     if lifeline is None:
-        tell_first_lines(serving.worker, serving.reach(), processes=processes, as_json=log_json)
+        about = serving.reach(remedy=migration(target, app, url), as_json=log_json)
+        tell_first_lines(serving.worker, about, processes=processes, as_json=log_json)
+        warn_of_slips(serving.worker)
     if processes > 1:
         app.close()
         words = ["--processes", "1", "--concurrency", str(concurrency), "--grace", f"{grace_ms}ms"]
@@ -133,22 +134,9 @@ class Serving:
         self._restart = False
         self.worker: Worker = app.worker(**options, signals=False, on_stuck=self._stuck)
 
-    def reach(self) -> About:
+    def reach(self, *, remedy: str, as_json: bool) -> About:
         """Ask the database about itself; while it is away, say so and wait."""
-        pulse = Pulse(self.worker.id)
-        waiting = False
-        while True:
-            try:
-                about = self._app.driver.about()
-            except (StoreUnavailable, AnswerLost) as error:
-                if not waiting:
-                    log.warning("worker.waiting_for_database", extra={"error": str(error)})
-                waiting = True
-                pulse.touch()
-                time.sleep(LOOK_SECONDS)
-            else:
-                pulse.end()
-                return about
+        return waiting.reach(self._app, self.worker.id, self._ending, remedy=remedy, as_json=as_json)
 
     def run(self, grace_s: float) -> None:
         """Work until told to stop; begin anew instead when too many threads are stuck."""
@@ -200,6 +188,12 @@ def read_queues(texts: Iterable[str]) -> dict[str, int | None] | None:
     return limits or None
 
 
+def migration(target: str, app: Duly, url: str | None) -> str:
+    """Write the command that makes the tables of the database that these words mean."""
+    words = ["duly", "migrate", "--app", target, *(["--url", str(app.settings.url)] if url is not None else [])]
+    return shlex.join(words)
+
+
 def tell_first_lines(worker: Worker, about: About, *, processes: int, as_json: bool) -> None:
     """Say what runs here and on what."""
     if as_json:
@@ -222,8 +216,8 @@ def _facts(worker: Worker, about: About, processes: int) -> dict[str, Any]:
         "slots": str(worker.concurrency) + (f" in each of {processes} processes" if processes > 1 else ""),
         **({"supervisor": f"pid {os.getpid()}"} if processes > 1 else {"worker": f"{worker.id}, pid {os.getpid()}"}),
     }
-    if about.store == "SQLite" and (hazard := _wal_hazard()):
-        facts["caution"] = hazard
+    if about.store == "SQLite" and _has_wal_hazard():
+        facts["caution"] = "this SQLite has a bug that can damage a file; duly steers around it (more: duly doctor)"
     return facts
 
 
@@ -231,8 +225,22 @@ def _queue(name: str, limit: int | None) -> str:
     return name if limit is None else f"{name} (at most {limit} at once)"
 
 
-def _wal_hazard() -> str | None:
+def _has_wal_hazard() -> bool:
     from duly.store.sqlite import wal_verdict
 
-    verdict = wal_verdict()
-    return None if verdict.endswith(": safe") else verdict
+    return not wal_verdict().endswith(": safe")
+
+
+def warn_of_slips(worker: Worker) -> None:
+    """Warn of what is allowed but seldom meant: no tasks at all, queues that no task has."""
+    if not worker.app.tasks:
+        log.warning("worker.no_tasks", extra={"hint": "there is nothing it could run: define tasks with @app.task"})
+        return
+    known = {task.definition.queue for task in worker.app.tasks.values()} | {"default"}
+    for name in worker.queues:
+        if name not in known:
+            close = get_close_matches(name, known, 1) or sorted(known)
+            log.warning(
+                "worker.unknown_queue",
+                extra={"queue": name, "hint": f"no task of this app has it: did you mean {', '.join(close)}?"},
+            )

@@ -18,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused
 from duly.store.ops import Op, Rows
@@ -51,6 +51,16 @@ class About:
     engine: str
     schema: str
     durability: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at, and what to do where it is not well."""
+
+    name: str
+    level: Literal["ok", "warning", "error"]
+    text: str
+    remedy: str = ""
 
 
 class Watch:
@@ -170,6 +180,10 @@ class Driver(ABC):
 
     def about(self) -> About:
         """Say which database this is, how it is set, and that it can be used."""
+        raise NotImplementedError
+
+    def examine(self, *, deep: bool = False) -> list[Finding]:
+        """Look at all that may be wrong with this database; `deep` reads all of it where that is a way to know."""
         raise NotImplementedError
 
     def watch(self, on_change: Callable[[], None]) -> Watch:

@@ -22,8 +22,10 @@ from duly import codec, failure, keys
 from duly import envelope as envelopes
 from duly.errors import ConfigError
 from duly.model import (
+    HELD,
     KEEP_MS,
     KEY_TTL_MS,
+    MANY,
     PARKED,
     Attempt,
     Change,
@@ -31,9 +33,12 @@ from duly.model import (
     DeadFigure,
     Enqueued,
     Event,
+    HoldFigure,
     JobRecord,
     NewJob,
+    ParkedFigure,
     Pause,
+    QueueFigure,
     Replayed,
     Sighting,
     State,
@@ -502,6 +507,16 @@ def prune(what: str, limit: int = 1000, *, keep_ms: int = KEEP_MS, now: int | No
     return Op("prune", (f"prune_{what}",), params, len)
 
 
+def prunable(*, keep_ms: int = KEEP_MS, now: int | None = None) -> Op[dict[str, int]]:
+    """Count what `prune` would take now, by its names; no count goes beyond `MANY` + 1.
+
+    Results and finished jobs are counted among the first 20,002 that have either: where one of the two counts has
+    stopped, the other is what was seen until then.
+    """
+    params = {"keep_ms": keep_ms, "enough": MANY + 1, "now": now}
+    return Op("prunable", ("prunable",), params, lambda rows: dict(zip(PRUNABLE, rows[0], strict=True)), writes=False)
+
+
 # People
 
 
@@ -511,6 +526,14 @@ def cancel(
     """End jobs that do not run, and ask those that do. What had ended before is not in the answer."""
     params = {"now": now, **_tail(_uuids(ids), by, why)}
     return _repeatable("cancel", ("cancel", *TAIL), params, _states, look="cancelled")
+
+
+def retry(
+    ids: Sequence[str], *, by: str | None = None, why: str | None = None, now: int | None = None
+) -> Op[dict[str, State]]:
+    """Make jobs due now that were put off or wait for something. What is in another state is not in the answer."""
+    params = {"now": now, **_tail(_uuids(ids), by, why)}
+    return _repeatable("retry", ("retry",), params, _states, look="retried", wakes=True)
 
 
 def replay(
@@ -598,6 +621,19 @@ def paused(*, now: int | None = None) -> Op[list[Pause]]:
     return Op("paused", ("paused",), {"now": now}, lambda rows: [Pause(*row) for row in rows], writes=False)
 
 
+def hold(*, by: str, why: str, now: int | None = None) -> Op[HoldFigure]:
+    """Keep everything from running in a database that was restored, until a person has looked.
+
+    Jobs that ran wait, with their attempts given back; the queues that have jobs and all schedules are paused.
+    """
+    params = {"by": _clean(by), "why": _clean(why), "reason": f"{HELD}it ran when the backup was made", "now": now}
+    return _repeatable("hold", ("hold",), params, _hold_figure, look="held")
+
+
+def _hold_figure(rows: Rows) -> HoldFigure:
+    return msgspec.json.decode(rows[-1][0], type=HoldFigure) if rows else HoldFigure(0, 0, 0)
+
+
 def _kind(kind: str) -> str:
     if kind not in ("queue", "task"):
         raise ConfigError(f"cannot pause a {kind!r}: only a 'queue' or a 'task'")
@@ -615,9 +651,12 @@ def register(
     queues: Iterable[str],
     tasks: Iterable[str],
     beat_ms: int,
+    slots: int = 1,
+    succeeded: int = 0,
+    failed: int = 0,
     now: int | None = None,
 ) -> Op[None]:
-    """Say that a worker is alive and what it knows; said again at every beat."""
+    """Say that a worker is alive, what it knows and what it has done so far; said again at every beat."""
     params = {
         "id": worker,
         "host": host,
@@ -625,6 +664,9 @@ def register(
         "queues": _text(sorted(queues)),
         "tasks": _text(sorted(tasks)),
         "beat_ms": beat_ms,
+        "slots": slots,
+        "succeeded": succeeded,
+        "failed": failed,
         "now": now,
     }
     return Op("register", ("register",), params, lambda rows: None, urgent=True)
@@ -649,15 +691,39 @@ def workers(*, now: int | None = None) -> Op[list[WorkerRecord]]:
                 beat_ms=beat_ms,
                 started_at=started_at,
                 seen_at=seen_at,
-                alive=seen_at > moment - 3 * beat_ms,
+                alive=seen_at > at - 3 * beat_ms,
+                slots=slots,
+                running=running,
+                succeeded=succeeded,
+                failed=failed,
             )
-            for worker, host, pid, queues, tasks, beat_ms, started_at, seen_at, moment in rows
-        ]
+            for (
+                worker, host, pid, queues, tasks, beat_ms, started_at, seen_at, slots, running, succeeded, failed, at
+            ) in rows
+        ]  # fmt: skip
 
     return Op("workers", ("workers",), {"now": now}, read, writes=False)
 
 
 # Reading
+
+
+def queues(*, now: int | None = None) -> Op[list[QueueFigure]]:
+    """Say how full each queue is that has live jobs, a pause or a living worker, by name."""
+
+    def read(rows: Rows) -> list[QueueFigure]:
+        return sorted((QueueFigure(*row) for row in rows), key=lambda figure: figure.name)
+
+    return Op("queues", ("uncompiled", "queues"), {"enough": MANY + 1, "now": now}, read, writes=False)
+
+
+def parked() -> Op[list[ParkedFigure]]:
+    """Count the jobs that wait for a worker that knows their task, by task and queue."""
+
+    def read(rows: Rows) -> list[ParkedFigure]:
+        return sorted((ParkedFigure(*row) for row in rows), key=lambda figure: (figure.task, figure.queue))
+
+    return Op("parked", ("uncompiled", "parked"), {"enough": MANY + 1}, read, writes=False)
 
 
 def get(job_id: str, *, now: int | None = None) -> Op[JobRecord | None]:
@@ -675,11 +741,16 @@ def listing(
     batch_id: str | None = None,
     since: int | None = None,
     error: str | None = None,
+    prefix: str | None = None,
     before: str | None = None,
     limit: int = 100,
     now: int | None = None,
 ) -> Op[list[JobRecord]]:
-    """List jobs, newest first; for the next page give the last id of this one as `before`."""
+    """List jobs, newest first; for the next page give the last id of this one as `before`.
+
+    `prefix` is how an id begins that a person has shortened, with its dashes or without.
+    """
+    first, last = _beginning_with(prefix or "")
     params = {
         "state": state and state.value,
         "task": task,
@@ -687,12 +758,23 @@ def listing(
         "batch_id": batch_id and _uuid(batch_id),
         "since": since,
         "error": error,
-        "first": FIRST_ID,
-        "last": LAST_ID if before is None else _preceding(before),
+        "first": first,
+        "last": last if before is None else min(last, _preceding(before)),
         "limit": limit,
         "now": now,
     }
     return Op("list", ("list",), params, _records, writes=False)
+
+
+def _beginning_with(prefix: str) -> tuple[str, str]:
+    """Give the first and the last id that begin so. What no id begins with is that of no job."""
+    digits = prefix.strip().replace("-", "").lower()
+    if not _DIGITS.fullmatch(digits):
+        return LAST_ID, FIRST_ID
+    return _uuid(digits.ljust(32, "0")), _uuid(digits.ljust(32, "f"))
+
+
+_DIGITS = re.compile(r"[0-9a-f]{0,32}")
 
 
 def _preceding(job_id: str) -> str:

@@ -27,8 +27,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
 from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
-from duly.store import migrate, statements
-from duly.store.driver import About, Driver, Hook, Point, Watch
+from duly.store import examine, migrate, statements
+from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
 from duly.store.gather import Gathering, Outcome, Word
 from duly.store.listen import HINT, ListenWatch
 from duly.store.ops import Op, Rows
@@ -40,6 +40,7 @@ IDLE_SECONDS = 60.0
 LEND_SECONDS = 1.0
 CONNECT_SECONDS = 2.0
 PREPARE_AFTER = 2
+OLD_TRANSACTION_SECONDS = 300.0
 BEGIN = "begin isolation level read committed"
 LOCK_TIMEOUT = "set local lock_timeout = '5s'"
 # What others wait for may not wait for long: it is run again alone.
@@ -52,6 +53,17 @@ ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected)
 IN_THE_WAY = (*ROLLED_BACK, errors.LockNotAvailable, errors.QueryCanceled)
 _abandoned: list[object] = []
 _drivers: weakref.WeakSet[PostgresDriver] = weakref.WeakSet()
+
+
+# What a server says to a name, a password or a host that it will not take tomorrow either.
+REFUSALS = (
+    "does not exist",
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "not permitted to log in",
+    "does not support SSL",
+)
 
 
 class PostgresDriver(Driver):
@@ -151,6 +163,21 @@ class PostgresDriver(Driver):
             schema=f"{self.schema} {number}",
             durability="fsync off" if fsync == "off" else "synchronous_commit off" if commit == "off" else "full",
         )
+
+    def examine(self, *, deep: bool = False) -> list[Finding]:
+        """Look at the server, the rights on it, and what keeps it from clearing up. There is no deeper look."""
+        try:
+            with self._pool.connection() as conn:
+                self._look_around(conn)
+                number = migrate.version(read_meta(conn, self.schema))
+                return [
+                    *_look_at_server(conn),
+                    examine.schema(number, migrate.newest("postgres")),
+                    *_look_at_tables(conn, self.schema),
+                    *_look_at_activity(conn),
+                ]
+        except psycopg.Error as error:
+            raise self._failed(error, "examine", sent=False) from error
 
     def _watch(self, on_change: Callable[[], None]) -> Watch:
         if self._listen_url is None and not self._prepared:
@@ -531,8 +558,8 @@ def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> Store
 
 
 def _is_misnamed(detail: str) -> bool:
-    """Say whether the server knows no such database or user, or not this password: waiting would not help."""
-    return "FATAL" in detail and ("does not exist" in detail or "authentication failed" in detail)
+    """Say whether the server does not know or want who asks: waiting would not help."""
+    return any(words in detail for words in REFUSALS)
 
 
 def read_meta(conn: Connection[Any], schema: str) -> Mapping[str, str]:
@@ -541,6 +568,80 @@ def read_meta(conn: Connection[Any], schema: str) -> Mapping[str, str]:
     if conn.execute("select to_regclass(%s)", [table]).fetchone() == (None,):
         return {}
     return dict(conn.execute(_trusted(f"select name, value from {table}")).fetchall())  # noqa: S608 (quoted)
+
+
+def _look_at_server(conn: Connection[Any]) -> list[Finding]:
+    version, number, fsync, commit, standby, read_only = _only(
+        conn.execute(
+            "select current_setting('server_version'), current_setting('server_version_num')::int, "
+            "current_setting('fsync'), current_setting('synchronous_commit'), pg_is_in_recovery(), "
+            "current_setting('default_transaction_read_only') = 'on'"
+        )
+    )
+    return [
+        examine.server(version.split()[0], number),
+        examine.sync(fsync=fsync, commit=commit),
+        examine.writable(standby=standby, read_only=read_only),
+        examine.clock(_clock_offset_ms(conn)),
+    ]
+
+
+def _clock_offset_ms(conn: Connection[Any]) -> float:
+    """Measure how far the server's clock is ahead of ours, by the quickest of a few answers."""
+    asked: list[tuple[float, float]] = []
+    for _ in range(3):
+        before = time.time()
+        (theirs,) = _only(conn.execute("select extract(epoch from clock_timestamp())::float8"))
+        after = time.time()
+        asked.append((after - before, theirs - (before + after) / 2))
+    return min(asked)[1] * 1000
+
+
+def _look_at_tables(conn: Connection[Any], schema: str) -> list[Finding]:
+    (role,) = _only(conn.execute("select current_user"))
+    tables = conn.execute(
+        "select relname, relname = 'duly_meta' or (has_table_privilege(c.oid, 'select') "
+        "       and has_table_privilege(c.oid, 'insert') and has_table_privilege(c.oid, 'update') "
+        "       and has_table_privilege(c.oid, 'delete')), "
+        "       exists (select 1 from unnest(reloptions) as o where o in ('autovacuum_enabled=false', "
+        "               'autovacuum_enabled=off', 'autovacuum_enabled=0', 'autovacuum_enabled=no')) "
+        "  from pg_class as c join pg_namespace as n on n.oid = relnamespace "
+        " where nspname = %s and relkind = 'r' and starts_with(relname, 'duly_') order by relname",
+        [schema],
+    ).fetchall()
+    rows = conn.execute(
+        "select n_live_tup, n_dead_tup from pg_stat_user_tables where schemaname = %s and relname = 'duly_job'",
+        [schema],
+    ).fetchone()
+    (on,) = _only(conn.execute("select current_setting('autovacuum') = 'on'"))
+    return [
+        examine.rights([name for name, allowed, _ in tables if not allowed], role),
+        examine.vacuum(on=on, off_for=[name for name, _, off in tables if off]),
+        examine.dead_rows(*(rows or (0, 0))),
+    ]
+
+
+def _look_at_activity(conn: Connection[Any]) -> list[Finding]:
+    # Of the sessions of other roles only their number may be seen, which is then all that is judged.
+    old = conn.execute(
+        "select pid, coalesce(application_name, ''), extract(epoch from clock_timestamp() - xact_start)::float8, "
+        "       starts_with(state, 'idle in transaction') "
+        "  from pg_stat_activity "
+        " where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend' "
+        "   and xact_start < clock_timestamp() - make_interval(secs => %s) "
+        " order by xact_start",
+        [OLD_TRANSACTION_SECONDS],
+    ).fetchall()
+    used, most = _only(
+        conn.execute(
+            "select (select count(*) from pg_stat_activity where backend_type = 'client backend'), "
+            "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
+        )
+    )
+    return [
+        examine.transactions([examine.Transaction(*one) for one in old]),
+        examine.connections(used, most),
+    ]
 
 
 def migration_statements(schema: str, steps: tuple[migrate.Migration, ...], *, grant: str | None = None) -> list[str]:

@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import sqlite3
+import sys
 import threading
 import time
 import weakref
@@ -34,8 +36,8 @@ from duly.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from duly.store import migrate, statements
-from duly.store.driver import About, Driver, Hook, Point
+from duly.store import examine, migrate, statements
+from duly.store.driver import About, Driver, Finding, Hook, Point
 from duly.store.inotify import FileWatch
 from duly.store.ops import Op, Rows
 
@@ -52,6 +54,9 @@ CHECKPOINT_BYTES = 16 * 1024 * 1024
 MOST_AT_ONCE = 256
 READERS = 4
 WATCH_BUSY_SECONDS = 0.1
+# Other SQLite libraries that a program may bring along, by the names of their modules.
+OTHER_LIBRARIES = ("apsw", "pysqlite3", "sqlcipher3", "pysqlcipher3", "libsql", "libsql_experimental", "turso")
+SYNCHRONOUS = {0: "off", 1: "normal", 2: "full", 3: "full"}
 
 # Connections that a forked child inherited. They belong to the parent: using or closing one here would drop its locks.
 _abandoned: list[object] = []
@@ -132,6 +137,18 @@ class SQLiteDriver(Driver):
             except sqlite3.Error as error:
                 raise self.failed(error, "about") from error
         return About("SQLite", str(self.path), f"SQLite {sqlite3.sqlite_version}", str(schema), self._durability)
+
+    def examine(self, *, deep: bool = False) -> list[Finding]:
+        """Look at the library, the file and the disk; `deep` has SQLite read the whole file."""
+        access = _access(self.path)
+        if access.level == "error":
+            return [access]
+        with self._reader() as conn:
+            try:
+                inside = _look_inside(conn, deep)
+            except sqlite3.Error as error:
+                raise self.failed(error, "examine") from error
+        return [*_look_at_libraries(), access, *_look_around(self.path, self.wal), *inside]
 
     def _close(self) -> None:
         self._resting += [watch for watch in self._watches if isinstance(watch, FileWatch) and watch.rest()]
@@ -511,6 +528,46 @@ def look(path: str | os.PathLike[str]) -> dict[str, str]:
             conn.close()
     except sqlite3.Error as error:
         raise translate(error, "migrate", path) from error
+
+
+def _access(path: Path) -> Finding:
+    file = not path.exists() or os.access(path, os.R_OK | os.W_OK)
+    return examine.access(str(path), file=file, folder=os.access(path.parent, os.W_OK | os.X_OK))
+
+
+def _look_at_libraries() -> list[Finding]:
+    safe = sqlite3.sqlite_version_info >= WAL_IS_SAFE
+    return [examine.library(sqlite3.sqlite_version, safe=safe), examine.libraries(other_libraries())]
+
+
+def other_libraries() -> list[str]:
+    """Name modules of this process that bring another SQLite library along; one that poses as sqlite3 is ours."""
+    loaded = {name: sys.modules[name] for name in OTHER_LIBRARIES if name in sys.modules}
+    return [name for name, module in loaded.items() if getattr(module, "Connection", None) is not sqlite3.Connection]
+
+
+def _look_around(path: Path, wal: str) -> list[Finding]:
+    kind = file_system(path.parent)
+    free = shutil.disk_usage(path.parent).free
+    log = os.stat(wal).st_size if os.path.exists(wal) else 0
+    return [
+        examine.file_system(kind, network=kind in NETWORK),
+        examine.room(free, path.stat().st_size),
+        # A log is cut when it has reached its length; four times that means that nobody can.
+        examine.log_length(log, 4 * CHECKPOINT_BYTES),
+    ]
+
+
+def _look_inside(conn: sqlite3.Connection, deep: bool) -> list[Finding]:
+    def ask(pragma: str) -> Any:
+        return conn.execute(f"pragma {pragma}").fetchone()[0]
+
+    found = [
+        examine.durability(SYNCHRONOUS.get(ask("synchronous"), "off")),
+        examine.journal(ask("journal_mode")),
+        examine.schema(migrate.version(read_meta(conn)), migrate.newest("sqlite")),
+    ]
+    return [*found, examine.content(ask("quick_check(1)"))] if deep else found
 
 
 def read_meta(conn: sqlite3.Connection) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
@@ -33,8 +34,8 @@ class Upkeep:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._rescue = Rescue(worker)
-        self._tidy_at = 0.0
+        self.rescue = Rescue(worker)
+        self._tidied_at = -math.inf
         self._wake_at = 0.0
         self._prune_at = worker.clock() + PRUNE_SECONDS / 2
 
@@ -43,19 +44,21 @@ class Upkeep:
         failing = False
         while True:
             try:
-                await self._round()
+                await self.round()
                 failing = False
             except DulyError as error:
                 if not failing:
                     log.warning("upkeep.failed", extra={"error": str(error)})
                 failing = True
-            await asyncio.sleep(self._rescue.pause(LOOK_SECONDS))
+            await asyncio.sleep(self.rescue.pause(LOOK_SECONDS))
 
-    async def _round(self) -> None:
-        await self._rescue.look()
+    async def round(self) -> None:
+        """Do what it is time for."""
+        await self.rescue.look()
         now = self._worker.clock()
-        if now >= self._tidy_at:
-            self._tidy_at = now + (TIDY_SECONDS if self._worker.busy else IDLE_TIDY_SECONDS)
+        # Judged anew at each look: a worker that was idle a moment ago may stand before a backlog now.
+        if now >= self._tidied_at + (TIDY_SECONDS if self._worker.busy else IDLE_TIDY_SECONDS):
+            self._tidied_at = now
             await self._tidy()
         if now >= self._wake_at:
             self._wake_at = now + self._worker.shortest_lease_ms() / 3000

@@ -562,6 +562,34 @@ select id::text, state
   from duly.duly_done
  where id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked)) and state = 'cancelled';
 
+-- name: retry
+-- Differs from SQLite: the row is locked before its state is judged, as in `cancel`.
+with clock as materialized (select :now as now),
+late as materialized (
+    select id, task, state from duly.duly_job
+     where id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))
+       and state in ('scheduled', 'waiting')
+     order by id
+       for update
+),
+told as (
+    insert into duly.duly_event (at, name, job_id, subject, by, why, data)
+    select now, 'job.retried', id, task, :by::text, :why::text, json_build_object('from', state)::text
+      from late, clock
+)
+update duly.duly_job
+   set state = 'ready', due_at = (select now from clock), reason = null, parked_version = null
+ where id = any (array(select id from late))
+returning id::text, state;
+
+-- name: retried
+-- Asked after a lost answer: the log says what was made due, which may have run since.
+select distinct job_id::text as id, 'ready' as state
+  from duly.duly_event
+ where name = 'job.retried'
+   and job_id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))
+   and by is not distinct from :by::text and why is not distinct from :why::text;
+
 -- name: expirable
 select id::text
   from duly.duly_job

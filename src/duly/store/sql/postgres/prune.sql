@@ -83,3 +83,41 @@ delete from duly.duly_worker
         limit :limit::int
           for update skip locked))
 returning id;
+
+-- name: prunable
+-- What each of the sections above would take, counted and not taken. Counting stops early, and so does looking.
+-- Differs from SQLite: a limit that is known is large enough to have whole tables read that were not analyzed yet.
+with clock as materialized (select :now as now),
+due as materialized (
+    select finished_at + keep_ms <= (select now from clock) as is_whole
+      from duly.duly_done
+     where prune_at <= (select now from clock)
+     order by prune_at
+     limit (select 2 * :enough::int)
+),
+ended as materialized (
+    select id
+      from duly.duly_batch
+     where open = 0 and completed_at <= (select now from clock) - :keep_ms::bigint
+     order by completed_at
+     limit (select :enough::int)
+)
+select least((select count(*) from due where not is_whole), :enough::int) as results,
+       least((select count(*) from due where is_whole), :enough::int) as done,
+       (select count(*) from (
+        select 1 from duly.duly_key where expires_at <= (select now from clock)
+         order by expires_at
+         limit (select :enough::int)) as counted) as keys,
+       (select count(*) from (
+        select 1 from duly.duly_event where at <= (select now from clock) - :keep_ms::bigint
+         order by at
+         limit (select :enough::int)) as counted) as events,
+       (select count(*) from (
+        select 1 from duly.duly_fire where at <= (select now from clock) - :keep_ms::bigint
+         order by at
+         limit (select :enough::int)) as counted) as fires,
+       (select count(*) from ended
+         where (select id from duly.duly_done where batch_id = ended.id limit 1) is null) as batches,
+       (select count(*) from (
+        select 1 from duly.duly_worker where seen_at <= (select now from clock) - :keep_ms::bigint
+         limit (select :enough::int)) as counted) as workers;

@@ -2,12 +2,25 @@
 
 -- name: list
 -- Newest first over live and finished jobs. Both ends of the id range are given, so that one job and a page of
--- jobs are the same walk along the primary key.
-with page as materialized (
+-- jobs are the same walk along the primary key. States that few rows have are found by their own index: ten million
+-- successes must not be walked for the one that is dead.
+with running as materialized (  -- apart, or its order would have all live jobs walked for the few that run
+    select id, task, queue, batch_id, created_at, error, reason
+      from duly.duly_job
+     where :state::text = 'running' and token between 1 and 9223372036854775807  -- see `expired_leases`
+), page as materialized (
     (
         select id from duly.duly_job
          where id between :first::uuid and :last::uuid
-           and (:state::text is null or :state in ('scheduled', 'ready', 'running', 'waiting') and state = :state)
+           and (:state::text is null or :state::text in ('scheduled', 'ready', 'waiting')) and (:state::text is null or state = :state)
+           and (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
+           and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
+           and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
+         order by id desc limit :limit::int)
+     union all
+    (
+        select id from running
+         where id between :first::uuid and :last::uuid
            and (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
            and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
            and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
@@ -16,7 +29,25 @@ with page as materialized (
     (
         select id from duly.duly_done
          where id between :first::uuid and :last::uuid
-           and (:state::text is null or :state in ('succeeded', 'partial', 'dead', 'cancelled') and state = :state)
+           and (:state::text is null or :state::text in ('succeeded', 'cancelled')) and (:state::text is null or state = :state)
+           and (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
+           and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
+           and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
+         order by id desc limit :limit::int)
+     union all
+    (
+        select id from duly.duly_done
+         where id between :first::uuid and :last::uuid
+           and :state::text = 'dead' and state = 'dead'
+           and (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
+           and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
+           and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
+         order by id desc limit :limit::int)
+     union all
+    (
+        select id from duly.duly_done
+         where id between :first::uuid and :last::uuid
+           and :state::text = 'partial' and state = 'partial'
            and (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
            and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
            and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
@@ -103,6 +134,154 @@ select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at,
   left join duly.duly_queue as task_gate
     on task_gate.kind = 'task' and task_gate.name = job.task and task_gate.paused_at is not null
    and (task_gate.paused_until is null or task_gate.paused_until > now);
+
+-- name: uncompiled
+-- For walks whose cost is guessed far too high: to compile them takes a second, to run them a tenth of it. Only for
+-- this transaction. Answers nothing.
+with off as materialized (select set_config('jit', 'off', true) as said)
+select 1 as told
+  from off
+ where said is null;
+
+-- name: queues
+-- Each step of `live` looks up the next name in every index, and each of `level` the next priority, lowest first: there
+-- the oldest are. So this costs by the number of queues and priorities, and counting stops, however many jobs there are. What is counted is
+-- ordered as its index is, or a plan may read all jobs to find those of a small queue. Differs from SQLite: see `expired_leases` for the tokens.
+with recursive clock as materialized (select :now as now),
+live (queue_name) as (
+    select ''::text
+     union all
+    select (select min(next_name)
+              from (select (select queue from duly.duly_job
+                             where state = 'ready' and queue > queue_name
+                             order by queue limit 1) as next_name
+                     union all
+                    select (select queue from duly.duly_job
+                             where state = 'scheduled' and queue > queue_name
+                             order by queue limit 1)
+                     union all
+                    select (select queue from duly.duly_job
+                             where state = 'waiting' and parked_version is null and queue > queue_name
+                             order by queue limit 1)
+                     union all
+                    select (select queue from duly.duly_job
+                             where parked_version is not null and queue > queue_name
+                             order by queue limit 1)) as seen)
+      from live
+     where queue_name is not null
+),
+running as materialized (
+    select queue as queue_name, count(*) as count
+      from duly.duly_job
+     where token between 1 and 9223372036854775807
+     group by queue
+),
+shown as materialized (
+    select queue_name from live where queue_name <> ''
+     union
+    select queue_name from running
+     union
+    select name from duly.duly_queue
+     where kind = 'queue' and paused_at is not null and (paused_until is null or paused_until > (select now from clock))
+     union
+    select json_array_elements_text(queues::json) from duly.duly_worker
+     where seen_at > (select now from clock) - 3 * beat_ms
+),
+level (queue_name, is_suspect, level_priority, depth) as (
+    select queue_name, is_suspect,
+           (select priority from duly.duly_job
+             where state = 'ready' and queue = queue_name and suspect = is_suspect
+             order by priority limit 1), 1
+      from shown
+     cross join (values (false), (true)) as which (is_suspect)
+     union all
+    select queue_name, is_suspect,
+           (select priority from duly.duly_job
+             where state = 'ready' and queue = queue_name and suspect = is_suspect and priority > level_priority
+             order by priority limit 1), depth + 1
+      from level
+     where level_priority is not null and depth < 1000
+),
+first as materialized (
+    select queue_name,
+           (select due_at from duly.duly_job
+             where state = 'ready' and queue = queue_name and suspect = is_suspect and priority = level_priority
+             order by due_at limit 1) as first_due_at
+      from level
+     where level_priority is not null
+     union all
+    select queue_name,
+           (select due_at from duly.duly_job
+             where state = 'scheduled' and queue = queue_name and due_at <= (select now from clock)
+             order by due_at limit 1)
+      from shown
+),
+oldest as materialized (
+    select queue_name, min(first_due_at) as oldest_at
+      from first
+     group by queue_name
+)
+select shown.queue_name as name,
+       (select count(*) from (
+        select 1 from duly.duly_job
+         where state = 'ready' and queue = shown.queue_name
+         order by suspect, priority desc, due_at, id
+         limit :enough::int) as counted) as ready,
+       (select count(*) from (
+        select 1 from duly.duly_job
+         where state = 'scheduled' and queue = shown.queue_name
+         order by due_at, id
+         limit :enough::int) as counted) as scheduled,
+       least(coalesce(running.count, 0), :enough::int) as running,
+       least((select count(*) from (
+             select 1 from duly.duly_job
+              where state = 'waiting' and parked_version is null and queue = shown.queue_name
+              order by due_at
+              limit :enough::int) as counted)
+           + (select count(*) from (
+             select 1 from duly.duly_job
+              where parked_version is not null and queue = shown.queue_name
+              order by task, parked_version
+              limit :enough::int) as counted), :enough::int) as waiting,
+       greatest((select now from clock) - oldest_at, case when oldest_at is not null then 0 end) as oldest_ms
+  from shown
+  left join running on running.queue_name = shown.queue_name
+  left join oldest on oldest.queue_name = shown.queue_name;
+
+-- name: parked
+-- The same walk, over the tasks of each queue.
+with recursive live (queue_name) as (
+    select ''::text
+     union all
+    select (select queue from duly.duly_job
+             where parked_version is not null and queue > queue_name
+             order by queue limit 1)
+      from live
+     where queue_name is not null
+),
+pair (queue_name, task_name) as (
+    select queue_name,
+           (select task from duly.duly_job
+             where parked_version is not null and queue = queue_name
+             order by task limit 1)
+      from live
+     where queue_name is not null
+     union all
+    select queue_name,
+           (select task from duly.duly_job
+             where parked_version is not null and queue = queue_name and task > task_name
+             order by task limit 1)
+      from pair
+     where task_name is not null
+)
+select task_name as task, queue_name as queue,
+       (select count(*) from (
+        select 1 from duly.duly_job
+         where parked_version is not null and queue = queue_name and task = task_name
+         order by parked_version
+         limit :enough::int) as counted) as count
+  from pair
+ where task_name is not null;
 
 -- name: clock
 select :now as now;

@@ -391,6 +391,23 @@ select id, state
   from duly_done
  where id in (select value from json_each(:ids)) and state = 'cancelled';
 
+-- name: retry
+insert into duly_event (at, name, job_id, subject, by, why, data)
+select :now, 'job.retried', duly_job.id, task, :by, :why, json_object('from', state)
+  from json_each(:ids)
+ cross join duly_job on duly_job.id = value
+ where state in ('scheduled', 'waiting');
+update duly_job
+   set state = 'ready', due_at = :now, reason = null, parked_version = null
+ where id in (select value from json_each(:ids)) and state in ('scheduled', 'waiting')
+returning id, state;
+
+-- name: retried
+-- Asked after a lost answer: the log says what was made due, which may have run since.
+select distinct job_id as id, 'ready' as state
+  from duly_event
+ where name = 'job.retried' and job_id in (select value from json_each(:ids)) and by is :by and why is :why;
+
 -- name: expirable
 select id
   from duly_job

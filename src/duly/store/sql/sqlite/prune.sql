@@ -71,3 +71,39 @@ delete from duly_worker
         where seen_at <= :now - :keep_ms
         limit :limit)
 returning id;
+
+-- name: prunable
+-- What each of the sections above would take, counted and not taken. Counting stops early, and so does looking.
+with due as materialized (
+    select finished_at + keep_ms <= :now as is_whole
+      from duly_done
+     where prune_at <= :now
+     order by prune_at
+     limit 2 * :enough
+),
+ended as materialized (
+    select id
+      from duly_batch
+     where open = 0 and completed_at <= :now - :keep_ms
+     order by completed_at
+     limit :enough
+)
+select min((select count(*) from due where not is_whole), :enough) as results,
+       min((select count(*) from due where is_whole), :enough) as done,
+       (select count(*) from (
+        select 1 from duly_key where expires_at <= :now
+         order by expires_at
+         limit :enough)) as keys,
+       (select count(*) from (
+        select 1 from duly_event where at <= :now - :keep_ms
+         order by at
+         limit :enough)) as events,
+       (select count(*) from (
+        select 1 from duly_fire where at <= :now - :keep_ms
+         order by at
+         limit :enough)) as fires,
+       (select count(*) from ended
+         where (select id from duly_done where batch_id = ended.id limit 1) is null) as batches,
+       (select count(*) from (
+        select 1 from duly_worker where seen_at <= :now - :keep_ms
+         limit :enough)) as workers;

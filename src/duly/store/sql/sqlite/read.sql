@@ -2,12 +2,22 @@
 
 -- name: list
 -- Newest first over live and finished jobs. Both ends of the id range are given, so that one job and a page of
--- jobs are the same walk along the primary key.
+-- jobs are the same walk along the primary key. States that few rows have are found by their own index: ten million
+-- successes must not be walked for the one that is dead.
 with page as materialized (
     select id from (
         select id from duly_job
          where id between :first and :last
-           and (:state is null or :state in ('scheduled', 'ready', 'running', 'waiting') and state = :state)
+           and (:state is null or :state in ('scheduled', 'ready', 'waiting')) and (:state is null or state = :state)
+           and (:task is null or task = :task) and (:queue is null or queue = :queue)
+           and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
+           and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
+         order by id desc limit :limit)
+     union all
+    select id from (
+        select id from duly_job indexed by duly_job_running
+         where id between :first and :last
+           and :state = 'running' and token is not null
            and (:task is null or task = :task) and (:queue is null or queue = :queue)
            and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
            and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
@@ -16,7 +26,25 @@ with page as materialized (
     select id from (
         select id from duly_done
          where id between :first and :last
-           and (:state is null or :state in ('succeeded', 'partial', 'dead', 'cancelled') and state = :state)
+           and (:state is null or :state in ('succeeded', 'cancelled')) and (:state is null or state = :state)
+           and (:task is null or task = :task) and (:queue is null or queue = :queue)
+           and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
+           and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
+         order by id desc limit :limit)
+     union all
+    select id from (
+        select id from duly_done
+         where id between :first and :last
+           and :state = 'dead' and state = 'dead'
+           and (:task is null or task = :task) and (:queue is null or queue = :queue)
+           and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
+           and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
+         order by id desc limit :limit)
+     union all
+    select id from (
+        select id from duly_done
+         where id between :first and :last
+           and :state = 'partial' and state = 'partial'
            and (:task is null or task = :task) and (:queue is null or queue = :queue)
            and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
            and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
@@ -101,6 +129,150 @@ select job.id, job.task, job.queue, job.state, job.due_at, job.expires_at, job.a
   left join duly_queue as task_gate
     on task_gate.kind = 'task' and task_gate.name = job.task and task_gate.paused_at is not null
    and (task_gate.paused_until is null or task_gate.paused_until > :now);
+
+-- name: uncompiled
+-- Only PostgreSQL compiles statements.
+select 1 as told
+ where false;
+
+-- name: queues
+-- Each step of `live` looks up the next name in every index, and each of `level` the next priority, lowest first: there
+-- the oldest are. So this costs by the number of queues and priorities, and counting stops, however many jobs there are. What is counted is
+-- ordered as its index is, or a plan may read all jobs to find those of a small queue.
+with recursive live (queue_name) as (
+    select ''
+     union all
+    select (select min(next_name)
+              from (select (select queue from duly_job
+                             where state = 'ready' and queue > queue_name
+                             order by queue limit 1) as next_name
+                     union all
+                    select (select queue from duly_job
+                             where state = 'scheduled' and queue > queue_name
+                             order by queue limit 1)
+                     union all
+                    select (select queue from duly_job
+                             where state = 'waiting' and parked_version is null and queue > queue_name
+                             order by queue limit 1)
+                     union all
+                    select (select queue from duly_job
+                             where parked_version is not null and queue > queue_name
+                             order by queue limit 1)))
+      from live
+     where queue_name is not null
+),
+running as materialized (
+    select queue as queue_name, count(*) as count
+      from duly_job
+     where token is not null
+     group by queue
+),
+shown as materialized (
+    select queue_name from live where queue_name <> ''
+     union
+    select queue_name from running
+     union
+    select name from duly_queue
+     where kind = 'queue' and paused_at is not null and (paused_until is null or paused_until > :now)
+     union
+    select value from duly_worker cross join json_each(queues)
+     where seen_at > :now - 3 * beat_ms
+),
+level (queue_name, is_suspect, level_priority, depth) as (
+    select queue_name, is_suspect,
+           (select priority from duly_job
+             where state = 'ready' and queue = queue_name and suspect = is_suspect
+             order by priority limit 1), 1
+      from shown
+     cross join (select 0 as is_suspect union all select 1) as which
+     union all
+    select queue_name, is_suspect,
+           (select priority from duly_job
+             where state = 'ready' and queue = queue_name and suspect = is_suspect and priority > level_priority
+             order by priority limit 1), depth + 1
+      from level
+     where level_priority is not null and depth < 1000
+),
+first as materialized (
+    select queue_name,
+           (select due_at from duly_job
+             where state = 'ready' and queue = queue_name and suspect = is_suspect and priority = level_priority
+             order by due_at limit 1) as first_due_at
+      from level
+     where level_priority is not null
+     union all
+    select queue_name,
+           (select due_at from duly_job
+             where state = 'scheduled' and queue = queue_name and due_at <= :now
+             order by due_at limit 1)
+      from shown
+),
+oldest as materialized (
+    select queue_name, min(first_due_at) as oldest_at
+      from first
+     group by queue_name
+)
+select shown.queue_name as name,
+       (select count(*) from (
+        select 1 from duly_job
+         where state = 'ready' and queue = shown.queue_name
+         order by suspect, priority desc, due_at, id
+         limit :enough)) as ready,
+       (select count(*) from (
+        select 1 from duly_job
+         where state = 'scheduled' and queue = shown.queue_name
+         order by due_at, id
+         limit :enough)) as scheduled,
+       min(coalesce(running.count, 0), :enough) as running,
+       min((select count(*) from (
+             select 1 from duly_job
+              where state = 'waiting' and parked_version is null and queue = shown.queue_name
+              order by due_at
+              limit :enough))
+           + (select count(*) from (
+             select 1 from duly_job
+              where parked_version is not null and queue = shown.queue_name
+              order by task, parked_version
+              limit :enough)), :enough) as waiting,
+       max(:now - oldest_at, 0) as oldest_ms
+  from shown
+  left join running on running.queue_name = shown.queue_name
+  left join oldest on oldest.queue_name = shown.queue_name;
+
+-- name: parked
+-- The same walk, over the tasks of each queue.
+with recursive live (queue_name) as (
+    select ''
+     union all
+    select (select queue from duly_job
+             where parked_version is not null and queue > queue_name
+             order by queue limit 1)
+      from live
+     where queue_name is not null
+),
+pair (queue_name, task_name) as (
+    select queue_name,
+           (select task from duly_job
+             where parked_version is not null and queue = queue_name
+             order by task limit 1)
+      from live
+     where queue_name is not null
+     union all
+    select queue_name,
+           (select task from duly_job
+             where parked_version is not null and queue = queue_name and task > task_name
+             order by task limit 1)
+      from pair
+     where task_name is not null
+)
+select task_name as task, queue_name as queue,
+       (select count(*) from (
+        select 1 from duly_job
+         where parked_version is not null and queue = queue_name and task = task_name
+         order by parked_version
+         limit :enough)) as count
+  from pair
+ where task_name is not null;
 
 -- name: clock
 select :now as now;

@@ -78,7 +78,7 @@ create table duly_job (
 -- What a claim walks, in its order; suspects stand apart. Every other index is partial and small.
 create index duly_job_ready on duly_job (queue, suspect, priority desc, due_at, id) where state = 'ready';
 create index duly_job_scheduled on duly_job (queue, due_at, id) where state = 'scheduled';
-create index duly_job_waiting on duly_job (due_at) where state = 'waiting' and parked_version is null;
+create index duly_job_waiting on duly_job (queue, due_at) where state = 'waiting' and parked_version is null;
 create index duly_job_parked on duly_job (queue, task, parked_version) where parked_version is not null;
 -- Rescue reads all of it, recall one token. Beats change neither, so they leave it alone.
 create index duly_job_running on duly_job (token) where token is not null;
@@ -242,7 +242,11 @@ create table duly_worker (
     tasks text not null,
     beat_ms integer not null,
     started_at integer not null,
-    seen_at integer not null
+    seen_at integer not null,
+    -- How many jobs it runs at once, and how its attempts have ended since it began.
+    slots integer not null default 0,
+    succeeded integer not null default 0,
+    failed integer not null default 0
 ) strict;
 
 create table duly_event (

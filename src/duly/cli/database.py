@@ -1,0 +1,143 @@
+"""Which database a command works on, and which jobs of it are meant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import click
+
+from duly.app import Duly
+from duly.durations import to_ms
+from duly.errors import ConfigError, JobNotFound
+from duly.finding import find_app
+from duly.model import State
+from duly.store import ops
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+SHORTEST_ID, WHOLE_ID = 4, 32
+WHO = "unknown"
+
+
+def database_options(command: C) -> C:
+    """Add the options that name a database."""
+    for option in (
+        click.option("--schema", help="PostgreSQL schema. Default: $DULY_SCHEMA, then duly.toml, then duly."),
+        click.option(
+            "--app", "target", metavar="MODULE:APP", envvar="DULY_APP", help="The app whose database it is. [$DULY_APP]"
+        ),
+        click.option("--url", help="The database. Default: $DULY_URL, then duly.toml, then duly.db in this folder."),
+    ):
+        command = option(command)
+    return command
+
+
+def filter_options(command: C) -> C:
+    """Add the options that say which jobs are meant, without their state."""
+    for option in (
+        click.option("--error", metavar="TEXT", help="Only jobs whose error or reason has this text in it."),
+        click.option(
+            "--since", metavar="WHEN", help="Only jobs since then: 2h (ago), 2026-01-31, 2026-01-31T12:00+01:00."
+        ),
+        click.option("--task", help="Only jobs of this task."),
+        click.option("--queue", help="Only jobs of this queue."),
+    ):
+        command = option(command)
+    return command
+
+
+def json_option(command: C) -> C:
+    """Add the option to answer for programs."""
+    return click.option("--json", "as_json", is_flag=True, help="Answer in JSON; times are milliseconds UTC.")(command)
+
+
+def audit_options(command: C) -> C:
+    """Add the options that say who changes something and why; both are recorded."""
+    command = click.option("--why", help="Why, for the record.")(command)
+    return click.option("--by", default=user, show_default="whoever is logged in", help="Who, for the record.")(command)
+
+
+def bulk_options(command: C) -> C:
+    """Add the options of commands that change many things at once."""
+    command = click.option("--yes", is_flag=True, help="Do it without asking.")(command)
+    return click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")(command)
+
+
+@contextmanager
+def opened(url: str | None, schema: str | None, target: str | None) -> Iterator[Duly]:
+    """Open a database that is there already: looking at a file that is not must not make it."""
+    app = Duly(url, schema=schema) if target is None else _app_of(target, url, schema)
+    path = app.settings.url.path
+    if path is not None and not Path(path).exists():
+        raise ConfigError(
+            f"there is no database {path} yet: a worker or an enqueue makes it. "
+            "If it is another one, name it with --url, --app or $DULY_URL"
+        )
+    try:
+        yield app
+    finally:
+        app.close()
+
+
+def _app_of(target: str, url: str | None, schema: str | None) -> Duly:
+    app = find_app(target, url=url)
+    if schema is not None:
+        app._given["schema"] = schema
+        app.__dict__.pop("settings", None)  # whatever importing it has read
+    return app
+
+
+def whole_id(app: Duly, given: str) -> str:
+    """Give the whole id of a job of which a person gave the beginning."""
+    text = given.strip().lower().replace("-", "")
+    if not SHORTEST_ID <= len(text) <= WHOLE_ID or not set(text) <= set("0123456789abcdef"):
+        raise JobNotFound(f"{given!r} is not the id of a job: an id is 32 hexadecimal digits, or the first few of them")
+    if len(text) == WHOLE_ID:
+        return str(UUID(text))
+    found = app.driver.run(ops.listing(prefix=text, limit=4))
+    if not found:
+        raise JobNotFound(f"no job has an id that begins with {given}")
+    if len(found) > 1:
+        some = ", ".join(job.id for job in found[:3]) + (", …" if len(found) > 3 else "")
+        raise ConfigError(f"several jobs have an id that begins with {given}: {some}. Give more of it")
+    return found[0].id
+
+
+def since_ms(app: Duly, text: str | None, what: str = "--since") -> int | None:
+    """Read a moment: how long ago by the database's clock, or a date."""
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        ago_ms = _ago_ms(text, what)  # a mistake is told before the database is asked
+        return max(0, app.driver.run(ops.clock()) - ago_ms)
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _ago_ms(text: str, what: str) -> int:
+    try:
+        return to_ms(text, what=what)
+    except ConfigError:
+        raise ConfigError(
+            f"{what} is {text!r}: give how long ago, as in 2h or 30m, or a date, as in 2026-01-31 or "
+            "2026-01-31T12:00+01:00"
+        ) from None
+
+
+def state_option(command: C) -> C:
+    """Add the option that names a state."""
+    return click.option("--state", type=click.Choice([str(state) for state in State]), help="Only jobs in this state.")(
+        command
+    )
+
+
+def user() -> str:
+    """Name whoever runs this, for the record."""
+    return os.environ.get("USER") or os.environ.get("LOGNAME") or WHO

@@ -1,0 +1,230 @@
+"""`duly doctor`: examine the database, the workers and the tasks; each finding in a line, with what to do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from duly import durations
+from duly.app import Duly
+from duly.cli import tell
+from duly.cli.database import database_options, json_option, opened
+from duly.errors import ConfigError, DulyError, SchemaMismatch, StoreError
+from duly.model import Pause, QueueFigure, WorkerRecord
+from duly.settings import Settings
+from duly.store import ops
+from duly.store.driver import Finding
+
+SLOW_MS = 60_000
+# A lease is taken when it was seen twice; what is still there this long after it ended was seen by nobody.
+UNSEEN_MS = 10_000
+ELSEWHERE = "mend it, or name another database with --url, --app or $DULY_URL"
+COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  duly doctor
+  duly doctor --deep --app tasks:app --verbose
+  duly doctor --url postgresql://user@host/db --json
+\b
+Exit codes: 0 no error (there may be warnings), 1 errors, 2 wrong usage.
+"""
+)
+@click.option("--deep", is_flag=True, help="Read the whole file and look for damage, which takes its time. SQLite.")
+@click.option("--verbose", is_flag=True, help="Say also how everything is set, and where each setting comes from.")
+@database_options
+@json_option
+def command(deep: bool, verbose: bool, url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
+    """Examine the database, the workers and the tasks, and say what to do.
+
+    With --app also the tasks of the app that no living worker knows.
+    """
+    with opened(url, schema, target) as app:
+        findings = _findings(app, deep)
+        settings = _settings(app.settings)
+    good = all(finding.level != "error" for finding in findings)
+    if as_json:
+        tell.answer_json({"good": good, "findings": [_plain(finding) for finding in findings], "settings": settings})
+    else:
+        for finding in findings:
+            _tell(finding)
+        if verbose:
+            click.echo()
+            tell.table(
+                ("setting", "value", "from"), [(name, *map(str, said.values())) for name, said in settings.items()]
+            )
+    sys.exit(0 if good else 1)
+
+
+def _findings(app: Duly, deep: bool) -> list[Finding]:
+    """Gather all findings; a database that cannot be asked is the last one."""
+    findings: list[Finding] = []
+    try:
+        findings += app.driver.examine(deep=deep)
+        findings += _Workings(app).findings()
+    except SchemaMismatch as error:
+        findings.append(Finding("schema", "error", _reason(error)))
+    except (StoreError, ConfigError) as error:
+        findings.append(Finding("database", "error", _reason(error), ELSEWHERE))
+    return findings
+
+
+def _reason(error: DulyError) -> str:
+    """Give the message without the name of the operation, which nobody asked for."""
+    return re.sub(r"^[a-z_]+: ", "", str(error))
+
+
+class _Workings:
+    """What goes on in a database, read once."""
+
+    def __init__(self, app: Duly) -> None:
+        run = app.driver.run
+        self._app = app
+        self._now: int = run(ops.clock())
+        self._workers: list[WorkerRecord] = [worker for worker in run(ops.workers()) if worker.alive]
+        self._queues: list[QueueFigure] = run(ops.queues())
+        self._pauses: list[Pause] = run(ops.paused())
+        self._paused = {pause.name for pause in self._pauses if pause.kind == "queue"}
+
+    def findings(self) -> Iterator[Finding]:
+        """Look at the workers, at the work, and at what was left behind."""
+        yield from self._look_at_workers()
+        yield from self._look_at_tasks()
+        yield from self._look_at_pauses()
+        yield from self._look_at_leases()
+        yield from self._look_at_queues()
+        yield from self._look_at_dead()
+
+    def _look_at_workers(self) -> Iterator[Finding]:
+        due = [queue.name for queue in self._queues if queue.oldest_ms is not None and queue.name not in self._paused]
+        start = "start one: duly worker module:app"
+        if self._workers:
+            hosts = sorted({worker.host for worker in self._workers})
+            yield Finding("workers", "ok", f"{tell.plural(len(self._workers), 'worker')} alive on {_some(hosts)}")
+        elif due:
+            yield Finding("workers", "error", f"no worker is alive, and jobs are due in {_some(due)}", start)
+        else:
+            yield Finding("workers", "warning", "no worker is alive; nothing is due", start)
+        served = {name for worker in self._workers for name in worker.queues}
+        if self._workers and (unserved := [name for name in due if name not in served]):
+            yield Finding(
+                "workers",
+                "error",
+                f"jobs are due in {_some(unserved)}, which no living worker serves",
+                f"start a worker for them: duly worker module:app --queues {','.join(unserved[:5])}",
+            )
+
+    def _look_at_tasks(self) -> Iterator[Finding]:
+        parked = self._app.driver.run(ops.parked())
+        for figure in parked:
+            yield Finding(
+                "tasks",
+                "warning",
+                f"{tell.plural(figure.count, 'job')} of task {figure.task!r} in queue {figure.queue!r} "
+                "wait for a worker that knows the task",
+                "start a worker with the code of that task, or give the new name of the task aliases=",
+            )
+        known = {name for worker in self._workers for name in worker.tasks}
+        names = {task.name for task in self._app.tasks.values()}
+        unknown = sorted(names - known) if self._workers else []
+        if unknown:
+            yield Finding(
+                "tasks",
+                "warning",
+                f"no living worker knows {_some(unknown)} of this app",
+                "start workers with this version of the code",
+            )
+        if not parked and not unknown:
+            yield Finding("tasks", "ok", "no job waits for a worker that knows its task")
+
+    def _look_at_pauses(self) -> Iterator[Finding]:
+        for pause in self._pauses:
+            end = "" if pause.paused_until is None else f" until {tell.moment(pause.paused_until)}"
+            why = f": {pause.paused_why}" if pause.paused_why else ""
+            since = tell.age(self._now - pause.paused_at)
+            flag = "" if pause.kind == "queue" else " --task"
+            yield Finding(
+                "pauses",
+                "warning",
+                f"{pause.kind} {pause.name!r} is paused by {pause.paused_by} since {since}{end}{why}",
+                f"let it go on: duly queues resume {pause.name}{flag}",
+            )
+        if not self._pauses:
+            yield Finding("pauses", "ok", "nothing is paused")
+
+    def _look_at_leases(self) -> Iterator[Finding]:
+        seen = self._app.driver.run(ops.expired_leases())
+        unseen = [one for one in seen if self._now - one.lease_until > one.lease_ms + UNSEEN_MS]
+        if not unseen:
+            yield Finding("leases", "ok", "no job is held by a worker that has gone")
+            return
+        oldest = max(self._now - one.lease_until for one in unseen)
+        held = "1 job is" if len(unseen) == 1 else f"{len(unseen):,} jobs are"
+        text = f"{held} held by workers that have gone, since {tell.age(oldest)}: nobody takes them"
+        start, look = "start a worker: any worker takes them over", "look into the logs of the workers"
+        yield Finding("leases", "error", text, look if self._workers else start)
+
+    def _look_at_queues(self) -> Iterator[Finding]:
+        slow = [queue for queue in self._queues if (queue.oldest_ms or 0) > SLOW_MS and queue.name not in self._paused]
+        for queue in slow:
+            yield Finding(
+                "queues",
+                "warning",
+                f"queue {queue.name!r}: the oldest due job waits since {tell.age(queue.oldest_ms)} "
+                f"({tell.count(queue.ready)} ready, {tell.count(queue.running)} running)",
+                f"see what keeps it: duly jobs list --queue {queue.name} --state ready, then duly why ID; "
+                "or start more workers",
+            )
+        if not slow:
+            yield Finding("queues", "ok", f"no due job waits longer than {durations.describe(SLOW_MS)}")
+
+    def _look_at_dead(self) -> Iterator[Finding]:
+        figures = self._app.driver.run(ops.dead_metrics())
+        if not figures:
+            yield Finding("dead", "ok", "no dead letters")
+            return
+        number, oldest = sum(figure.count for figure in figures), max(figure.oldest_ms for figure in figures)
+        letters = "1 dead letter" if number == 1 else f"{number:,} dead letters"
+        yield Finding(
+            "dead",
+            "warning",
+            f"{letters}, the oldest {tell.age(oldest)} old",
+            "look at them: duly dead list; then duly dead replay ID, or duly dead resolve ID",
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _settings(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Give each setting with its value and where it comes from."""
+    found = {}
+    for field in dataclasses.fields(settings):
+        if field.name == "origins":
+            continue
+        name, value = field.name.removesuffix("_ms"), getattr(settings, field.name)
+        if name != field.name:
+            value = durations.describe(value)
+        # A URL shows itself without its password.
+        shown = value if isinstance(value, bool | int | str) or value is None else str(value)
+        found[name] = {"value": shown, "origin": settings.origin(name)}
+    return found
+
+
+def _plain(finding: Finding) -> dict[str, str | None]:
+    return {"name": finding.name, "level": finding.level, "text": finding.text, "remedy": finding.remedy}
+
+
+def _tell(finding: Finding) -> None:
+    level = click.style(f"{finding.level:<7}", fg=COLOURS[finding.level])
+    click.echo(f"{level}  {finding.name:<12}  {' '.join(finding.text.split())}")
+    if finding.remedy:
+        click.echo(f"{'':23}to do: {finding.remedy}")

@@ -1,0 +1,197 @@
+"""`duly queues`: list, pause and resume queues."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from difflib import get_close_matches
+
+import click
+import msgspec
+
+from duly.app import Duly
+from duly.cli import Named, tell
+from duly.cli.database import audit_options, database_options, json_option, opened
+from duly.durations import to_ms
+from duly.model import Pause
+from duly.store import ops
+
+
+@click.group(
+    cls=Named,
+    epilog="""\b
+Examples:
+  duly queues list
+  duly queues pause mail --for 1h --why "mail server is down"
+  duly queues resume mail
+""",
+)
+def command() -> None:
+    """List, pause and resume queues."""
+
+
+@command.command(
+    "list",
+    epilog="""\b
+Examples:
+  duly queues list
+  duly queues list --json --url jobs.db
+""",
+)
+@database_options
+@json_option
+def list_(url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
+    """List queues with how many jobs each has, how long the oldest waits, and who paused it.
+
+    A queue is known by its jobs, its pause, or a living worker. A count stops at 10,001 and is then told as 10,000+.
+    """
+    with opened(url, schema, target) as app:
+        figures, pauses = app.driver.run(ops.queues()), app.paused()
+        now = app.driver.run(ops.clock())
+    queues = {pause.name: pause for pause in pauses if pause.kind == "queue"}
+    if as_json:
+        tell.answer_json([{**msgspec.to_builtins(one), "paused": queues.get(one.name)} for one in figures])
+        return
+    tell.table(
+        ["queue", "ready", "scheduled", "running", "waiting", "oldest", "paused"],
+        [
+            [
+                one.name,
+                *(tell.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting)),
+                tell.age(one.oldest_ms),
+                told_pause(queues.get(one.name), now),
+            ]
+            for one in figures
+        ],
+    )
+    if not figures:
+        click.echo("there are no queues yet: a job or a worker makes one")
+    for pause in pauses:
+        if pause.kind == "task":
+            click.echo(f"task {pause.name!r} is paused {told_pause(pause, now)}")
+
+
+def told_pause(pause: Pause | None, now: int) -> str:
+    """Say who paused something, why, and until when."""
+    if pause is None:
+        return ""
+    until = "" if pause.paused_until is None else f", until {tell.moment(pause.paused_until)}"
+    why = f": {pause.paused_why}" if pause.paused_why else ""
+    return f"by {pause.paused_by} {tell.ago(pause.paused_at, now)}{until}{why}"
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  duly queues pause mail --why "mail server is down"
+  duly queues pause mail --for 1h30m
+  duly queues pause send_receipt --task
+"""
+)
+@click.argument("name")
+@click.option("--task", "is_task", is_flag=True, help="NAME is a task, in whatever queues its jobs are.")
+@click.option("--for", "lasting", metavar="DURATION", help="Only so long, as in 30m or 1h30m. Default: until resumed.")
+@audit_options
+@database_options
+@json_option
+def pause(
+    name: str,
+    is_task: bool,
+    lasting: str | None,
+    by: str,
+    why: str | None,
+    url: str | None,
+    schema: str | None,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """Let no worker take a job of a queue, or of a task. What runs goes on.
+
+    A name that nobody knows yet is paused all the same, with a warning.
+    """
+    kind = _kind(is_task)
+    lasting_ms = None if lasting is None else to_ms(lasting, what="--for")
+    if not name or lasting_ms == 0:
+        raise click.UsageError("--for is 0: give a time, as in 30m." if name else "NAME is empty.")
+    with opened(url, schema, target) as app:
+        app.pause(
+            queue=None if is_task else name,
+            task=name if is_task else None,
+            by=by,
+            why=why or "",
+            duration=None if lasting_ms is None else timedelta(milliseconds=lasting_ms),
+        )
+        paused = _paused(app, kind, name)
+        _warn_if_unknown(app, kind, name)
+        now = app.driver.run(ops.clock())
+    if as_json:
+        tell.answer_json(paused)
+    else:
+        click.echo(f"{kind} {name!r} is paused {told_pause(paused, now)}")
+
+
+def _kind(is_task: bool) -> str:
+    return "task" if is_task else "queue"
+
+
+def _paused(app: Duly, kind: str, name: str) -> Pause | None:
+    return next((pause for pause in app.paused() if (pause.kind, pause.name) == (kind, name)), None)
+
+
+def _warn_if_unknown(app: Duly, kind: str, name: str) -> None:
+    """Warn of a name that no job and no living worker has: it may come later, or be misspelt."""
+    workers = [worker for worker in app.driver.run(ops.workers()) if worker.alive]
+    if kind == "task":
+        known = {task for worker in workers for task in worker.tasks} | set(app.tasks)
+        unknown = name not in known and not app.list(task=name, limit=1)
+    else:
+        figures = app.driver.run(ops.queues())
+        known = {queue for worker in workers for queue in worker.queues}
+        known |= {one.name for one in figures if one.ready or one.scheduled or one.running or one.waiting}
+        unknown = name not in known
+    if unknown:
+        click.echo(f"duly: no job and no living worker has a {kind} {name!r}{_meant(name, known)}", err=True)
+
+
+def _meant(name: str, known: set[str]) -> str:
+    close = get_close_matches(name, sorted(known), n=1)
+    return f": did you mean {close[0]!r}?" if close else ""
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  duly queues resume mail
+  duly queues resume send_receipt --task --why "fixed"
+"""
+)
+@click.argument("name")
+@click.option("--task", "is_task", is_flag=True, help="NAME is a task.")
+@audit_options
+@database_options
+@json_option
+def resume(
+    name: str,
+    is_task: bool,
+    by: str,
+    why: str | None,
+    url: str | None,
+    schema: str | None,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """Let workers take jobs of a paused queue or task again.
+
+    Exit code 1: it was not paused.
+    """
+    kind = _kind(is_task)
+    with opened(url, schema, target) as app:
+        known = {pause.name for pause in app.paused() if pause.kind == kind}
+        resumed = app.resume(queue=None if is_task else name, task=name if is_task else None, by=by, why=why or "")
+    if as_json:
+        tell.answer_json({"kind": kind, "name": name, "resumed": resumed})
+    elif resumed:
+        click.echo(f"{kind} {name!r} goes on")
+    if not resumed:
+        click.echo(f"duly: {kind} {name!r} was not paused{_meant(name, known)}", err=True)
+        sys.exit(1)

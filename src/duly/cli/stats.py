@@ -1,0 +1,113 @@
+"""`duly stats`: how many jobs there are, where, and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+import msgspec
+
+from duly.app import Duly
+from duly.cli import tell
+from duly.cli.database import database_options, json_option, opened
+from duly.cli.queues import told_pause
+from duly.model import MANY, DeadFigure, ParkedFigure, Pause, QueueFigure, WorkerRecord
+from duly.store import ops
+
+LIVE = ("ready", "scheduled", "running", "waiting")
+MOST_DEAD = 20
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """What a look at the whole database gives."""
+
+    at: int
+    states: dict[str, int]
+    queues: list[QueueFigure]
+    dead: list[DeadFigure]
+    parked: list[ParkedFigure]
+    workers: dict[str, int]
+    paused: list[Pause]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  duly stats
+  duly stats --json --url jobs.db
+"""
+)
+@database_options
+@json_option
+def command(url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
+    """Count jobs by queue and state, dead ones by task and reason, workers and their slots.
+
+    Only jobs that need somebody are counted: those that have not ended, and dead ones that were neither replayed nor
+    resolved. A count of a queue stops at 10,001. What workers did is counted since they started.
+    """
+    with opened(url, schema, target) as app:
+        stats = read(app)
+    if as_json:
+        tell.answer_json(stats)
+    else:
+        _tell(stats)
+
+
+def read(app: Duly) -> Stats:
+    """Look at everything once."""
+    run = app.driver.run
+    queues, dead, workers = run(ops.queues()), run(ops.dead_metrics()), run(ops.workers())
+    states = {state: sum(getattr(one, state) for one in queues) for state in LIVE}
+    states["dead"] = sum(figure.count for figure in dead)
+    return Stats(run(ops.clock()), states, queues, dead, run(ops.parked()), _sum(workers), run(ops.paused()))
+
+
+def _sum(workers: Sequence[WorkerRecord]) -> dict[str, int]:
+    alive = [worker for worker in workers if worker.alive]
+    sums = {name: sum(getattr(one, name) for one in alive) for name in ("slots", "running", "succeeded", "failed")}
+    return {"alive": len(alive), "silent": len(workers) - len(alive), **sums}
+
+
+def _tell(stats: Stats) -> None:
+    by_queue = {state: [getattr(one, state) for one in stats.queues] for state in LIVE}
+    rows = [(state, _total(numbers)) for state, numbers in by_queue.items()]
+    tell.facts([*rows, ("dead", f"{stats.states['dead']:,}"), ("workers", _workers(stats.workers))])
+    _part(
+        ["queue", *LIVE, "oldest"],
+        [
+            [one.name, *(tell.figure(getattr(one, state)) for state in LIVE), tell.age(one.oldest_ms)]
+            for one in stats.queues
+        ],
+    )
+    dead = stats.dead[:MOST_DEAD]
+    _part(
+        ["dead", "task", "oldest", "reason"],
+        [[f"{one.count:,}", one.task, f"{tell.age(one.oldest_ms)} ago", one.reason or "-"] for one in dead],
+    )
+    if len(stats.dead) > len(dead):
+        click.echo(f"… and {len(stats.dead) - len(dead):,} kinds more: --json has all")
+    _part(["parked", "task", "queue"], [[tell.figure(one.count), one.task, one.queue] for one in stats.parked])
+    _part(["paused", "name", "by"], [[pause.kind, pause.name, told_pause(pause, stats.at)] for pause in stats.paused])
+
+
+def _total(numbers: Sequence[int]) -> str:
+    """Write the sum of counts of which some may have been given up on."""
+    if any(number > MANY for number in numbers):
+        return f"more than {sum(min(number, MANY) for number in numbers):,}"
+    return f"{sum(numbers):,}"
+
+
+def _workers(sums: dict[str, int]) -> str:
+    if not sums["alive"]:
+        return "none alive" + (f", {sums['silent']:,} silent" if sums["silent"] else "")
+    silent = f", {sums['silent']:,} silent" if sums["silent"] else ""
+    return (
+        f"{sums['alive']:,} alive{silent}; {sums['running']:,} of {sums['slots']:,} slots busy; "
+        f"{sums['succeeded']:,} succeeded and {sums['failed']:,} failed since they started"
+    )
+
+
+def _part(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        click.echo()
+        tell.table(headings, rows)

@@ -1,0 +1,283 @@
+"""`duly top`: watch queues and workers live."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import click
+import msgspec
+
+from duly.app import Duly
+from duly.cli import tell
+from duly.cli.database import database_options, json_option, opened
+from duly.cli.jobs import note
+from duly.cli.queues import told_pause
+from duly.cli.workers import sign
+from duly.durations import describe, to_ms
+from duly.errors import StoreError
+from duly.model import MANY, JobRecord, Pause, QueueFigure, State, WorkerRecord
+from duly.store import ops
+
+LEAST_MS = 100
+RUNNING, DEAD = 100, 5
+OPEN, CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen without a cursor, and back
+HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What one look at the database gives; rates are jobs a second, None until two beats of a worker were seen."""
+
+    at: int
+    queues: list[QueueFigure]
+    workers: list[WorkerRecord]
+    paused: list[Pause]
+    running: list[JobRecord]
+    dead: list[JobRecord]
+    dead_count: int
+    succeeded_rate: float | None
+    failed_rate: float | None
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  duly top
+  duly top --interval 5s --url postgresql://user@host/db
+  duly top --once
+  duly top --json | jq .succeeded_rate
+"""
+)
+@click.option("--interval", default="1s", show_default=True, help="How long to wait between two looks.")
+@click.option("--once", is_flag=True, help="Look once and end.")
+@database_options
+@json_option
+def command(interval: str, once: bool, url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
+    """Watch queues, workers, running and dead jobs live, until Ctrl-C.
+
+    On a terminal it fills the screen, elsewhere it prints one line a look; with --json each is one object. Workers
+    count what they did and tell it at every beat: rates come from that. A database that goes away is waited for.
+    """
+    interval_ms = to_ms(interval, what="--interval")
+    if interval_ms < LEAST_MS:
+        raise click.UsageError(f"--interval is {interval!r}: give {LEAST_MS}ms or more.")
+    with opened(url, schema, target) as app:
+        where = app.driver.about().where
+        rates = Rates()
+        with suppress(KeyboardInterrupt):  # the way out
+            if once or as_json or not sys.stdout.isatty():
+                _print_looks(app, rates, where, interval_ms, once=once, as_json=as_json)
+            else:
+                _show_looks(app, rates, where, interval_ms)
+
+
+class Rates:
+    """Finds out how fast workers are, from what they count between two of their beats."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, WorkerRecord] = {}
+        self._rates: dict[str, tuple[float, float]] = {}
+
+    def of(self, workers: Sequence[WorkerRecord]) -> tuple[float, float] | tuple[None, None]:
+        """Give successes and failures a second of all living workers, as of their last beats."""
+        alive = [worker for worker in workers if worker.alive]
+        for worker in alive:
+            self._note(worker)
+        known = [self._rates[worker.id] for worker in alive if worker.id in self._rates]
+        if alive and not known:
+            return None, None
+        return sum(rate for rate, _ in known), sum(rate for _, rate in known)
+
+    def _note(self, worker: WorkerRecord) -> None:
+        before = self._seen.get(worker.id, worker)
+        if worker.seen_at == before.seen_at:
+            self._seen.setdefault(worker.id, worker)
+            return
+        seconds = (worker.seen_at - before.seen_at) / 1000
+        self._seen[worker.id] = worker
+        self._rates[worker.id] = (
+            max(0, worker.succeeded - before.succeeded) / seconds,
+            max(0, worker.failed - before.failed) / seconds,
+        )
+
+
+def look(app: Duly, rates: Rates) -> Look:
+    """Look at the database once: a handful of questions, none of which grows with the number of jobs it finds."""
+    run = app.driver.run
+    workers, running = run(ops.workers()), run(ops.listing(state=State.RUNNING, limit=RUNNING))
+    succeeded_rate, failed_rate = rates.of(workers)
+    return Look(
+        at=run(ops.clock()),
+        queues=run(ops.queues()),
+        workers=workers,
+        paused=run(ops.paused()),
+        running=sorted(running, key=lambda job: job.due_at or 0),
+        dead=run(ops.listing(state=State.DEAD, limit=DEAD)),
+        dead_count=sum(figure.count for figure in run(ops.dead_metrics())),
+        succeeded_rate=succeeded_rate,
+        failed_rate=failed_rate,
+    )
+
+
+def _print_looks(app: Duly, rates: Rates, where: str, interval_ms: int, *, once: bool, as_json: bool) -> None:
+    while True:
+        try:
+            found = look(app, rates)
+        except StoreError as error:
+            if once:
+                raise
+            _print_error(error, as_json=as_json)
+        else:
+            _print_look(found, where, full=once, as_json=as_json)
+        if once:
+            return
+        time.sleep(interval_ms / 1000)
+
+
+def _print_error(error: StoreError, *, as_json: bool) -> None:
+    if as_json:
+        tell.answer_json({"error": str(error), "code": error.code})
+    else:
+        click.echo(f"{_clock()}  {tell.plain(str(error))}")
+
+
+def _print_look(found: Look, where: str, *, full: bool, as_json: bool) -> None:
+    if as_json:
+        tell.answer_json(found)
+    elif full:
+        click.echo("\n".join(picture(found, where)))
+    else:
+        click.echo(f"{_clock(found.at)}  {in_a_line(found)}")
+
+
+def _clock(at: int | None = None) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(None if at is None else at / 1000))
+
+
+def in_a_line(found: Look) -> str:
+    """Write the sums of a look."""
+    states = ("ready", "scheduled", "waiting")
+    counts = [f"{state} {_sum([getattr(one, state) for one in found.queues])}" for state in states]
+    return "  ".join([f"running {_busy(found)}", *counts, f"dead {found.dead_count:,}", _speed(found), _alive(found)])
+
+
+def _sum(numbers: Sequence[int]) -> str:
+    given_up = any(number > MANY for number in numbers)
+    return f"{sum(min(number, MANY) for number in numbers):,}" + ("+" if given_up else "")
+
+
+def _busy(found: Look) -> str:
+    slots = sum(worker.slots for worker in found.workers if worker.alive)
+    return f"{_sum([one.running for one in found.queues])}/{slots}"
+
+
+def _speed(found: Look) -> str:
+    if found.succeeded_rate is None or found.failed_rate is None:
+        return "done -/s  failed -/s"
+    return f"done {found.succeeded_rate:.1f}/s  failed {found.failed_rate:.1f}/s"
+
+
+def _alive(found: Look) -> str:
+    alive = sum(worker.alive for worker in found.workers)
+    silent = len(found.workers) - alive
+    return f"workers {alive}" + (f" ({silent} silent)" if silent else "")
+
+
+def _show_looks(app: Duly, rates: Rates, where: str, interval_ms: int) -> None:
+    """Redraw the screen at every look; while the database is away the last picture stays, with the reason above."""
+    found, trouble = look(app, rates), ""
+    with screen():
+        while True:
+            size = shutil.get_terminal_size()
+            head = f"{where}  every {describe(interval_ms)}, Ctrl-C ends"
+            lines = picture(found, head, width=size.columns, height=size.lines)
+            if trouble:
+                lines[1] = click.style(tell.cut(trouble, size.columns), fg="red")
+            draw(lines[: size.lines])
+            time.sleep(interval_ms / 1000)
+            try:
+                found, trouble = look(app, rates), ""
+            except StoreError as error:
+                trouble = f"{_clock()} {tell.plain(' '.join(str(error).split()))}"
+
+
+@contextmanager
+def screen() -> Iterator[None]:
+    """Take the terminal's other screen, and give it back whatever happens, SIGTERM too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.stdout.write(OPEN)
+    try:
+        yield
+    finally:
+        sys.stdout.write(CLOSE)
+        sys.stdout.flush()
+        signal.signal(signal.SIGTERM, before)
+
+
+def draw(lines: Sequence[str]) -> None:
+    """Write over what is on the screen, without wiping it first: that would flicker."""
+    sys.stdout.write(HOME + "\n".join(line + REST_OF_LINE for line in lines) + REST_OF_SCREEN)
+    sys.stdout.flush()
+
+
+def picture(found: Look, head: str, *, width: int | None = None, height: int = 10_000) -> list[str]:
+    """Write a look as lines; what is too long or too much for the screen is cut."""
+    lines = [
+        tell.cut(f"duly top  {tell.moment(found.at)}  {head}", width),
+        tell.cut(in_a_line(found), width),
+    ]
+    parts = [_queues(found, width), _workers(found, width), _dead(found, width)]
+    left = height - len(lines) - sum(len(part) + 1 for part in parts if part)
+    running = _running(found, width)
+    parts.insert(2, running[: max(left - 1, 4)])
+    for part in parts:
+        if part:
+            lines += ["", part[0].upper(), *part[1:]]
+    return lines
+
+
+def _queues(found: Look, width: int | None) -> list[str]:
+    pauses = {pause.name: pause for pause in found.paused if pause.kind == "queue"}
+    rows = [
+        [
+            one.name,
+            *(tell.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting)),
+            tell.age(one.oldest_ms),
+            told_pause(pauses.get(one.name), found.at),
+        ]
+        for one in found.queues
+    ]
+    return tell.columns(["queue", "ready", "scheduled", "running", "waiting", "oldest", "paused"], rows, width=width)
+
+
+def _workers(found: Look, width: int | None) -> list[str]:
+    rows = [
+        [
+            worker.id,
+            worker.host,
+            sign(worker, found.at),
+            f"{worker.running}/{worker.slots}",
+            f"{worker.succeeded:,}",
+            f"{worker.failed:,}",
+            ", ".join(worker.queues),
+        ]
+        for worker in sorted(found.workers, key=lambda worker: (not worker.alive, worker.id))
+    ]
+    return tell.columns(["worker", "host", "state", "busy", "done", "failed", "queues"], rows, width=width)
+
+
+def _running(found: Look, width: int | None) -> list[str]:
+    rows = [
+        [job.id, job.task, job.queue, f"{job.attempt}/{job.max_attempts}", tell.ago(job.due_at, found.at), note(job)]
+        for job in found.running
+    ]
+    return tell.columns(["running", "task", "queue", "attempt", "due", "progress"], rows, width=width)
+
+
+def _dead(found: Look, width: int | None) -> list[str]:
+    rows = [[job.id, job.task, job.queue, tell.ago(job.finished_at, found.at), note(job)] for job in found.dead]
+    return tell.columns(["last dead", "task", "queue", "died", "error"], rows, width=width)

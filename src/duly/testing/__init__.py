@@ -1,0 +1,53 @@
+"""Helpers for your own tests: a database of their own, jobs run at once, a clock that stands still, crashes on demand.
+
+Nothing here is a mock: jobs go through the real tables and are run by the real worker. `docs/guides/testing.md` shows
+how. The names below are loaded when they are first used, because pytest loads this package in every run.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duly.testing.clock import Clock, frozen
+    from duly.testing.crashing import CrashPoint, crash, crash_points
+    from duly.testing.database import isolated
+    from duly.testing.draining import Drained, adrain, drain
+    from duly.testing.expecting import assert_enqueued, enqueued, refute_enqueued
+    from duly.testing.inlining import inline
+    from duly.testing.seam import Crashed
+
+__all__ = [
+    "Clock",
+    "CrashPoint",
+    "Crashed",
+    "Drained",
+    "adrain",
+    "assert_enqueued",
+    "crash",
+    "crash_points",
+    "drain",
+    "enqueued",
+    "frozen",
+    "inline",
+    "isolated",
+    "refute_enqueued",
+]
+
+_MODULES = {
+    "clock": ("Clock", "frozen"),
+    "crashing": ("CrashPoint", "crash", "crash_points"),
+    "database": ("isolated",),
+    "draining": ("Drained", "adrain", "drain"),
+    "expecting": ("assert_enqueued", "enqueued", "refute_enqueued"),
+    "inlining": ("inline",),
+    "seam": ("Crashed",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"duly.testing.{module}"), name)
+    raise AttributeError(f"duly.testing has no {name!r}: it has {', '.join(__all__)}")

@@ -1,0 +1,146 @@
+"""What if the process dies exactly here? Crashes between any two statements, without a process.
+
+A crash stops one app, not the interpreter: from the point on nothing of it reaches the database, its open transaction
+is rolled back, and whoever waits for an answer gets `Crashed`. What a test keeps in memory survives, so that it can
+count effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from duly.errors import ConfigError
+from duly.store.driver import Driver, Point
+from duly.store.ops import Op, Rows
+from duly.testing import seam
+from duly.testing.seam import Asend, Crashed, Mortal, Send
+
+if TYPE_CHECKING:
+    from duly.app import Duly
+
+# What workers do beside running jobs, each in its own time: a point in it may be passed once more or less.
+BESIDE = frozenset(
+    {"register", "leave", "extend", "promote", "park", "wake", "expired_leases", "expirable", "next_due", "prune"}
+)
+
+
+class CrashPoint(NamedTuple):
+    """A place before or after a statement, or a commit, and at which time of its being passed."""
+
+    moment: str  # "before" or "after"
+    op: str
+    section: str = "commit"
+    statement: int = 0
+    time: int = 1
+
+    def __str__(self) -> str:
+        what = self.section if self.section in ("commit", STAGED) else f"{self.section}[{self.statement}]"
+        return f"{self.moment} {self.op}.{what}" + (f" #{self.time}" if self.time > 1 else "")
+
+
+# The section of what is run on a caller's own connection, before the caller commits.
+STAGED = "staged"
+
+
+def crash_points(app: Duly, scenario: Callable[[], object]) -> list[CrashPoint]:
+    """Run a scenario, and list the points that its jobs pass: before and after each statement and commit."""
+    passage = _Passage(app)
+    with passage.watched():
+        scenario()
+    return passage.passed
+
+
+@contextmanager
+def crash(app: Duly, at: CrashPoint) -> Iterator[None]:
+    """Crash what runs inside when it comes to a point; afterwards the app works again, like a new process."""
+    if not isinstance(at, CrashPoint):
+        raise ConfigError(f"crash: at= is {at!r}: give one of testing.crash_points(app, scenario)")
+    passage = _Passage(app, at)
+    try:
+        with passage.watched():
+            yield
+    except Crashed:
+        if not passage.dead:
+            raise
+    if not passage.dead:
+        passed = ", ".join(map(str, passage.passed)) or "none"
+        raise AssertionError(f"crash: the point {at} was never reached; those passed are: {passed}")
+
+
+class _Passage(Mortal):
+    """Leads one operation at a time to the database, and knows which point it passes."""
+
+    def __init__(self, app: Duly, at: CrashPoint | None = None) -> None:
+        super().__init__()
+        self._app = app
+        self._at = at
+        self.passed: list[CrashPoint] = []
+        self._times: Counter[Point] = Counter()
+        self._one = threading.Lock()
+        self._noting = False
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="duly-crash")
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Stand before the app's database, and leave nothing behind."""
+        hook = self._app.driver.hook
+        with seam.standing(self._app, self):
+            try:
+                yield
+            finally:
+                self._threads.shutdown()
+                self._app.driver.hook = hook
+
+    def stand(self, driver: Driver) -> None:
+        driver.hook = self._hook
+
+    def execute(self, op: Op[Any], send: Send) -> Rows:
+        with self._one:
+            self._check()
+            passed = len(self.passed)
+            self._noting = (op.writes or op.name == "settle") and op.name not in BESIDE and not op.params.get("alone")
+            rows = send(op)
+            if op.name == "claim" and not rows:
+                self._forget(passed)
+            return rows
+
+    async def aexecute(self, op: Op[Any], send: Send, asend: Asend) -> Rows:
+        # One thread, so that the order is that of the asking.
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.execute, op, send)
+
+    def stage(self, op: Op[Any]) -> Op[Any]:
+        self._pass(Point("before", op.name, STAGED, 0))
+        return op
+
+    def staged(self, op: str) -> None:
+        self._pass(Point("after", op, STAGED, 0))
+
+    def _hook(self, point: Point) -> None:
+        self._check()
+        if self._noting:
+            self._pass(point)
+
+    def _pass(self, point: Point) -> None:
+        self._check()
+        self._times[point] += 1
+        here = CrashPoint(*point, self._times[point])
+        self.passed.append(here)
+        if here == self._at:
+            self.die()
+            raise Crashed(f"crashed {here}")
+
+    def _check(self) -> None:
+        if self.dead:
+            raise Crashed(f"crashed {self._at}")
+
+    def _forget(self, passed: int) -> None:
+        """Take back the points of a claim that found nothing: how many there are is a matter of chance."""
+        for point in self.passed[passed:]:
+            self._times[Point(*point[:4])] -= 1
+        del self.passed[passed:]

@@ -1,0 +1,181 @@
+"""The worker that tests run: the real one, one job at a time, with its upkeep at set moments instead of beside it.
+
+So what it does is the same each time. What the real one would do in processes of its own it does in this one, because
+what a test counts with is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from duly.context import Lease
+from duly.errors import JobError
+from duly.isolation import Children
+from duly.model import Change, Failed, Outcome
+from duly.overtime import Overtime
+from duly.runner import DOES_NOT_FIT, NOT_COMMITTED
+from duly.tasks import Definition, Kind, Task
+from duly.testing import seam
+from duly.testing.seam import Crashed
+from duly.threads import start_thread
+from duly.upkeep import Upkeep
+from duly.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from duly.app import Duly
+
+Noted = Callable[[Lease, BaseException], None]
+
+
+async def work(app: Duly, queues: Iterable[str] | None, noted: Noted) -> None:
+    """Run what is due until nothing is; `noted` is called with what handlers raise."""
+    running = asyncio.create_task(Drainer(app, queues, noted).run(), name="duly-drain")
+    with _ended_by_crash(app, running):
+        await running
+
+
+@contextmanager
+def _ended_by_crash(app: Duly, running: asyncio.Task[None]) -> Iterator[None]:
+    """End a worker whose process is as good as dead: nobody would tell it that its handlers are gone."""
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(running.cancel)
+
+    gates = [gate for gate in seam.gates(app) if isinstance(gate, seam.Mortal)]
+    for gate in gates:
+        gate.mourners.append(end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if any(gate.dead for gate in gates):
+            raise Crashed from None
+        raise
+    finally:
+        for gate in gates:
+            gate.mourners.remove(end)
+
+
+class Drainer(Worker):
+    """A worker for tests: it drains, and comes back."""
+
+    def __init__(self, app: Duly, queues: Iterable[str] | None, noted: Noted) -> None:
+        self._leap = Leap()
+        super().__init__(
+            app, queues=queues, concurrency=1, drain=True, signals=False, spawn=_start_thread, clock=self._leap
+        )
+        self.children = _NoChildren(app, 1, clock=self._leap)
+        self._noted = noted
+
+    def _refuse_what_cannot_run(self) -> None:
+        """Refuse nothing: what is to run in a process of its own runs in a thread."""
+
+    def _beside(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        yield "overtime", Overtime(self).run()
+        yield "suspects", self._suspects.run()
+
+    async def _turns(self) -> None:
+        await self._look_after()
+        await super()._turns()
+
+    async def _look_after(self) -> None:
+        """Do the upkeep once, and what is seen to have ended a second time, without the wait between."""
+        upkeep = Upkeep(self)
+        await upkeep.round()
+        wait = upkeep.rescue.pause(math.inf)
+        if wait < math.inf:
+            self._leap.over(wait)
+            await upkeep.rescue.look()
+
+    def _arm(self) -> None:
+        """Listen to no other process: who drains does not wait for anything new."""
+        self._armed = True
+
+    async def claim(self, *args: Any, **options: Any) -> list[Lease]:
+        """Take jobs on lease, and see to it that what their handlers raise is noted."""
+        leases = await super().claim(*args, **options)
+        for lease in leases:
+            lease.task = Task(self.app, self._observed(lease))
+        return leases
+
+    def _observed(self, lease: Lease) -> Definition:
+        definition = lease.task.definition
+
+        def retries(error: BaseException) -> bool:
+            self._noted(lease, error)
+            return definition.retries(error)
+
+        kind = Kind.THREAD if definition.kind is Kind.PROCESS else definition.kind
+        context = None if definition.context is None else partial(_context, self.app, definition.context)
+        return replace(definition, kind=kind, retries=retries, context=cast("Any", context))
+
+    def judged(self, lease: Lease, outcome: Outcome) -> Change:
+        """Ask the judge, and note failures that no exception of the handler's tells of."""
+        if isinstance(outcome, Failed) and (not outcome.retry or outcome.reason in (DOES_NOT_FIT, NOT_COMMITTED)):
+            error = outcome.error
+            self._noted(lease, JobError(f"{lease.job.task}: {error.kind}: {error.message}", lease.job.id))
+        return super().judged(lease, outcome)
+
+    async def _stop_at_once(self, turns: asyncio.Task[None]) -> None:
+        if any(gate.dead for gate in seam.gates(self.app)):
+            turns.cancel()  # the dead record nothing
+            return
+        await super()._stop_at_once(turns)
+
+
+class Leap:
+    """A monotonic clock that can be moved on."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def __call__(self) -> float:
+        """Read the clock."""
+        return time.monotonic() + self._ahead
+
+    def over(self, seconds: float) -> None:
+        """Move the clock on."""
+        self._ahead += seconds
+
+
+class _NoChildren(Children):
+    """No processes: suspects run alone in this one."""
+
+    @property
+    def can_run(self) -> bool:
+        return False
+
+
+def _start_thread(work: Callable[[], None], name: str) -> threading.Thread:
+    def quietly() -> None:
+        with suppress(Crashed):
+            work()
+
+    return start_thread(quietly, name)
+
+
+def _context(app: Duly, kind: Callable[[Lease], Any], lease: Lease) -> Any:
+    """Make a handler's context whose `commit` passes the app's gates."""
+    context = kind(lease)
+    make, note = context._staged, context._stage
+
+    def made(result: Any) -> Any:
+        return seam.stage(app, make(result))
+
+    def noted(conn: Any, verdicts: Any) -> None:
+        note(conn, verdicts)
+        seam.staged(app, "finish")
+
+    context._staged, context._stage = made, noted
+    return context

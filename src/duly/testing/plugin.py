@@ -1,0 +1,65 @@
+"""The pytest plugin: apps on databases of their own, as fixtures.
+
+It is loaded in every run of pytest on a machine that has duly, so that it imports the rest only when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeAlias
+
+import pytest
+
+if TYPE_CHECKING:
+    from duly.app import Duly
+    from duly.testing.clock import Clock
+
+Isolate: TypeAlias = "Callable[..., Duly]"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the setting that names the app."""
+    parser.addini("duly_app", "the app of the fixture duly_app, as module:app", default="")
+
+
+@pytest.fixture
+def isolated_duly() -> Iterator[Isolate]:
+    """Give a function that puts an app on a database of its own until the test ends: `isolated_duly(app, url=None)`."""
+    from duly.testing.database import isolated
+
+    with ExitStack() as stack:
+
+        def isolate(app: Duly, url: str | os.PathLike[str] | None = None) -> Duly:
+            return stack.enter_context(isolated(app, url))
+
+        yield isolate
+
+
+@pytest.fixture
+def duly_app(request: pytest.FixtureRequest, isolated_duly: Isolate) -> Duly:
+    """Give the app that the setting `duly_app` names, on a database of its own."""
+    from duly.errors import ConfigError
+    from duly.finding import find_app
+
+    spec = str(request.config.getini("duly_app"))
+    if not spec:
+        pytest.fail("duly_app is not set: write duly_app = module:app under [tool.pytest.ini_options]", pytrace=False)
+    root = str(request.config.rootpath)
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    try:
+        return isolated_duly(find_app(spec))
+    except ConfigError as error:
+        pytest.fail(f"duly_app = {error}", pytrace=False)
+
+
+@pytest.fixture
+def duly_clock(duly_app: Duly) -> Iterator[Clock]:
+    """Have the clock of `duly_app` stand still, and give it."""
+    from duly.testing.clock import frozen
+
+    with frozen(duly_app) as clock:
+        yield clock

@@ -1,0 +1,266 @@
+"""Folders with an app in them, and the real programs that run there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pty
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+DULY = str(Path(sys.executable).parent / "duly")
+PATIENCE = 40.0
+
+TASKS = """
+import time
+from pathlib import Path
+from duly import Duly
+
+app = Duly({url!r})
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+
+@app.task(queue="mail", max_attempts=1)
+async def fail(word: str) -> None:
+    raise ValueError("no")
+
+@app.task
+def nap(seconds: float) -> None:
+    Path("napping").touch()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.02)
+
+@app.task
+def hang() -> None:
+    Path("hanging").touch()
+    time.sleep(600)
+
+@app.task
+async def block() -> None:
+    Path("blocking").touch()
+    time.sleep(600)
+
+@app.task(timeout="200ms", max_attempts=1)
+def overrun() -> None:
+    time.sleep(600)
+"""
+
+
+class Folder:
+    """A folder with an app in it, and the programs that run there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.programs: list[Program | Terminal] = []
+        self.modules: list[ModuleType] = []
+
+    def app(self, url: str | None = None) -> Any:
+        """Write tasks.py, and import it here under a name of its own."""
+        url = url or str(self.path / "jobs.db")
+        file = self.path / "tasks.py"
+        file.write_text(TASKS.format(url=url))
+        spec = importlib.util.spec_from_file_location(f"tasks_of_{self.path.name}", file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        self.modules.append(module)
+        return module
+
+    def environ(self, **more: str) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
+        return inherited | {"DULY_RUN_DIR": str(self.path / "run")} | more
+
+    def start(self, *words: str, **environ: str) -> Program:
+        program = Program(words, self.path, self.environ(**environ))
+        self.programs.append(program)
+        return program
+
+    def start_on_terminal(self, *words: str, **environ: str) -> Terminal:
+        terminal = Terminal(words, self.path, self.environ(**environ))
+        self.programs.append(terminal)
+        return terminal
+
+    def run(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [DULY, *words],
+            cwd=self.path,
+            env=self.environ(**environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def wait_for_file(self, name: str) -> None:
+        wait_until(lambda: (self.path / name).exists(), name)
+
+    def close(self) -> None:
+        for program in self.programs:
+            program.end()
+        for module in self.modules:
+            module.app.close()
+
+
+class Program:
+    """A `duly` that runs, and what it says."""
+
+    def __init__(self, words: tuple[str, ...], cwd: Path, environ: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [DULY, *words], cwd=cwd, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.lines: list[str] = []
+        self._told = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._read, args=(stream,)) for stream in (self.process.stderr, self.process.stdout)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, stream: Any) -> None:
+        for line in stream:
+            with self._told:
+                self.lines.append(line.rstrip("\n"))
+                self._told.notify_all()
+        with self._told:
+            self._told.notify_all()
+
+    def line(self, pattern: str, *, after: int = 0) -> str:
+        """Wait for a line."""
+        return self.found(pattern, after=after)[0]
+
+    def found(self, pattern: str, *, count: int = 1, after: int = 0) -> list[str]:
+        """Wait for so many lines."""
+        with self._told:
+            done = self._told.wait_for(lambda: len(self._matching(pattern, after)) >= count, PATIENCE)
+            assert done, f"{pattern!r} was not said in {self}"
+            return self._matching(pattern, after)
+
+    def _matching(self, pattern: str, after: int) -> list[str]:
+        return [line for line in self.lines[after:] if re.search(pattern, line)]
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        code = self.process.wait(PATIENCE)
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        return code
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        for stream in (self.process.stderr, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+class Terminal:
+    """A `duly` that runs on a terminal, and everything that it wrote there."""
+
+    def __init__(self, words: tuple[str, ...], cwd: Path, environ: dict[str, str]) -> None:
+        self._seen, shown = pty.openpty()
+        self.process = subprocess.Popen(
+            [DULY, *words], cwd=cwd, env=environ, stdin=shown, stdout=shown, stderr=shown, start_new_session=True
+        )
+        os.close(shown)
+        self.text = ""
+        self._told = threading.Condition()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(self._seen, 65536):
+                with self._told:
+                    self.text += data.decode("utf-8", "replace")
+                    self._told.notify_all()
+
+    def until(self, pattern: str) -> None:
+        """Wait for a text."""
+        with self._told:
+            assert self._told.wait_for(lambda: re.search(pattern, self.text), PATIENCE), f"{pattern!r}: {self.text!r}"
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        code = self.process.wait(PATIENCE)
+        self._thread.join(PATIENCE)
+        return code
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._thread.join(PATIENCE)
+        os.close(self._seen)
+
+
+class Forwarder:
+    """A port that leads to a server, from the moment it is opened."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._to = (parts.hostname or "", parts.port or 0)
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))  # taken, but nobody listens: connections are refused
+        self._open: list[socket.socket] = [self._socket]
+        self.url = url.replace(str(parts.port), str(self._socket.getsockname()[1]))
+
+    def open(self) -> None:
+        self._socket.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        for one in self._open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near = self._socket.accept()[0]
+                far = socket.create_connection(self._to)
+                self._open += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+
+def wait_until(done: Callable[[], object], what: str) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < give_up_at, what
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

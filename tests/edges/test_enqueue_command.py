@@ -1,0 +1,337 @@
+"""`duly enqueue`, through the real program: what it prints where, what it waits for, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from duly import Duly
+from duly.model import JobRecord, State
+from tests.edges.programs import DULY, PATIENCE, Folder, wait_until
+from tests.edges.test_cli import complaint, run
+
+TASKS = """
+import time
+from datetime import datetime
+from pathlib import Path
+from duly import Cancel, Duly, SyncCtx
+
+app = Duly({url!r})
+
+@app.task(queue="sums", priority=3)
+def add(a: int, b: int = 2) -> int:
+    return a + b
+
+@app.task(key=lambda when: f"day:{{when.date()}}")
+def daily(when: datetime) -> str:
+    return f"on {{when:%d.%m.}} {{type(when).__name__}} — ü"
+
+@app.task(max_attempts=1)
+def fail(word: str) -> None:
+    raise ValueError(word)
+
+@app.task
+def stop() -> None:
+    raise Cancel("no more of it")
+
+@app.task
+def part(ctx: SyncCtx) -> str:
+    ctx.progress(40, "parsing")
+    while not Path("go").exists():
+        time.sleep(0.02)
+    return "done"
+
+@app.task(keep=0)
+def gone() -> None:
+    return None
+"""
+ID = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request, tmp_path) -> str:
+    return str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture
+def here(tmp_path) -> Iterator[Folder]:
+    (tmp_path / "tasks.py").write_text(TASKS.format(url=str(tmp_path / "jobs.db")))
+    folder = Folder(tmp_path)
+    yield folder
+    folder.close()
+
+
+def job_of(url: str, job_id: str) -> JobRecord:
+    app = Duly(url)
+    try:
+        found = app.get(job_id)
+    finally:
+        app.close()
+    assert found is not None
+    return found
+
+
+def jobs_in(url: str) -> list[JobRecord]:
+    app = Duly(url)
+    try:
+        return app.list()
+    finally:
+        app.close()
+
+
+# Adding
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "payload"),
+    [
+        (['{"a": 1, "b": 5}'], "", {"a": 1, "b": 5}),
+        (["[1, 5]"], "", {"a": 1, "b": 5}),
+        (["[1]"], "", {"a": 1}),
+        (["-"], '{"a": 7}', {"a": 7}),
+    ],
+)
+def test_the_id_stands_alone_on_stdout_and_the_arguments_are_in_the_job(here, url, words, stdin, payload):
+    answer = subprocess.run(
+        [DULY, "enqueue", "tasks:app", "add", *words, "--url", url],
+        cwd=here.path,
+        env=here.environ(),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert re.fullmatch(f"{ID}\n", answer.stdout)
+    job = job_of(url, answer.stdout.strip())
+    assert (job.task, job.queue, job.priority, job.payload) == ("add", "sums", 3, payload)
+
+
+def test_a_task_without_arguments_needs_none(here):
+    answer = here.run("enqueue", "tasks.py", "stop")
+    assert job_of(str(here.path / "jobs.db"), answer.stdout.strip()).payload == {}
+
+
+def test_the_first_one_makes_the_file_and_tells_its_whole_path(here):
+    first, second = (here.run("enqueue", "tasks:app", "stop") for _ in range(2))
+    assert first.stderr == f"duly: made the database {here.path / 'jobs.db'}\n"
+    assert second.stderr == ""
+
+
+def test_every_term_can_be_given_as_a_flag_or_in_the_environment(here, url):
+    soon = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
+    flags = ["--queue", "other", "--priority", "-9", "--key", "k", "--subject", "a matter", "--at", soon.isoformat()]
+    job = job_of(url, here.run("enqueue", "tasks:app", "add", "[1]", *flags, "--url", url).stdout.strip())
+    said = (job.queue, job.priority, job.key, job.subject, job.due_at, job.state)
+    assert said == ("other", -9, "k", "a matter", int(soon.timestamp() * 1000), State.SCHEDULED)
+    words = {"DULY_ENQUEUE_URL": url, "DULY_ENQUEUE_DELAY": "5m", "DULY_ENQUEUE_QUEUE": "e"}
+    job = job_of(url, here.run("enqueue", "tasks:app", "add", "[1]", **words).stdout.strip())
+    assert job.queue == "e"
+    assert job.due_at == job.created_at + 300_000
+
+
+def test_a_moment_without_a_zone_is_utc(here):
+    job_id = here.run("enqueue", "tasks:app", "add", "[1]", "--at", "2100-01-31T12:00").stdout.strip()
+    due = datetime(2100, 1, 31, 12, tzinfo=UTC)
+    assert job_of(str(here.path / "jobs.db"), job_id).due_at == int(due.timestamp() * 1000)
+
+
+def test_a_key_that_is_taken_adds_nothing_and_says_so(here, url):
+    words = ("enqueue", "tasks:app", "add", "--url", url, "--key", "once")
+    first = here.run(*words, "[1]")
+    again = here.run(*words, "[1]")
+    assert again.stdout == first.stdout
+    assert "has this key already: nothing was added" in again.stderr
+    assert json.loads(here.run(*words, "[1]", "--json").stdout) == {"id": first.stdout.strip(), "deduplicated": True}
+    other = complaint(here.run(*words, "[2]"), 1)
+    assert "whose arguments are others" in other
+    assert len(jobs_in(url)) == 1
+
+
+def test_a_function_that_makes_the_key_gets_the_arguments_as_the_task_does(here):
+    for text in ('{"when": "2030-05-01T08:00:00Z"}', '["2030-05-01T09:00:00Z"]'):
+        here.run("enqueue", "tasks:app", "daily", text)
+    assert [job.key for job in jobs_in(str(here.path / "jobs.db"))] == ["day:2030-05-01"]
+
+
+# Waiting
+
+
+def test_waiting_prints_the_result_as_json_and_nothing_else(here, url):
+    here.start("worker", "tasks:app", "--url", url).line("worker.started")
+    answer = here.run("enqueue", "tasks:app", "add", "[1]", "--wait", "--url", url)
+    assert (answer.returncode, answer.stdout) == (0, "3\n"), answer
+    assert re.fullmatch(f"duly: waiting for job {ID}\n", answer.stderr)
+    text = here.run("enqueue", "tasks:app", "daily", '["2030-05-01T08:00:00Z"]', "--wait", "--url", url).stdout
+    assert json.loads(text) == "on 01.05. datetime — ü"
+    said = json.loads(here.run("enqueue", "tasks:app", "add", "[4]", "--wait", "--json", "--url", url).stdout)
+    assert (said["state"], said["result"], said["deduplicated"]) == ("succeeded", 6, False)
+
+
+def test_a_job_that_dies_or_is_cancelled_fails_the_command_with_its_error(here, url):
+    here.start("worker", "tasks:app", "--url", url).line("worker.started")
+    dead = complaint(here.run("enqueue", "tasks:app", "fail", '["too bad"]', "--wait", "--url", url), 1)
+    assert "is dead" in dead
+    assert "ValueError: too bad" in dead
+    cancelled = complaint(here.run("enqueue", "tasks:app", "stop", "--wait", "--url", url), 1)
+    assert "was cancelled: no more of it" in cancelled
+    answer = here.run("enqueue", "tasks:app", "fail", '["so bad"]', "--wait", "--json", "--url", url)
+    assert answer.returncode == 1
+    said = json.loads(answer.stdout)
+    assert (said["state"], said["error"]) == ("dead", "ValueError: so bad")
+
+
+def test_who_waits_for_what_nobody_runs_is_told_at_once_and_after_the_time(here, url):
+    answer = complaint(here.run("enqueue", "tasks:app", "add", "[1]", "--wait", "--timeout", "200ms", "--url", url), 1)
+    assert "no living worker knows task 'add' and serves queue 'sums': start one with duly worker tasks:app" in answer
+    assert "has not ended within 200ms, and goes on" in answer
+    assert jobs_in(url)[0].state is State.READY
+
+
+def test_who_waits_for_what_is_not_due_or_paused_is_told_so(here):
+    words = ("enqueue", "tasks:app", "add", "[1]", "--wait", "--timeout", "100ms")
+    assert "it is not due before" in here.run(*words, "--delay", "1h").stderr
+    app = Duly(str(here.path / "jobs.db"))
+    app.pause(queue="sums", by="anna", why="it rains")
+    app.close()
+    assert "queue 'sums' is paused by anna: it rains" in here.run(*words).stderr
+
+
+def test_ctrl_c_while_waiting_leaves_the_job_alone_and_says_so(here):
+    waiting = here.start("enqueue", "tasks:app", "add", "[1]", "--wait")
+    waiting.line("no living worker")
+    waiting.signal(signal.SIGINT)
+    assert waiting.wait() == 1
+    job = jobs_in(str(here.path / "jobs.db"))[0]
+    assert waiting.line("stopped waiting") == (
+        f"duly: stopped waiting; job {job.id} goes on. Look at it with: duly jobs show {job.id}"
+    )
+    assert "Aborted" not in str(waiting)
+    assert job.state is State.READY
+    assert job.cancel_requested_at is None
+
+
+def test_a_terminal_is_shown_how_far_the_job_is(here):
+    here.start("worker", "tasks:app").line("worker.started")
+    with Terminal(here, "enqueue", "tasks:app", "part", "--wait") as terminal:
+        terminal.wait_for("running 40 % parsing")
+        (here.path / "go").touch()
+        assert terminal.end() == 0
+    assert terminal.stdout == '"done"\n'
+
+
+def test_a_terminal_is_told_how_to_look_at_the_job(here):
+    with Terminal(here, "enqueue", "tasks:app", "add", "[1]") as terminal:
+        assert terminal.end() == 0
+    assert f"duly jobs show {terminal.stdout.strip()}" in terminal.seen
+
+
+class Terminal:
+    """A `duly` whose stderr is a terminal, and what is seen there."""
+
+    def __init__(self, folder: Folder, *words: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self._process = subprocess.Popen(
+            [DULY, *words], cwd=folder.path, env=folder.environ(), stderr=theirs, stdout=subprocess.PIPE, text=True
+        )
+        os.close(theirs)
+        self.seen = ""
+        self.stdout = ""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        os.close(self._ours)
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: self._read() and text in self.seen, text)
+
+    def end(self) -> int:
+        with suppress(OSError):  # the other side is closed
+            while self._read():
+                pass
+        assert self._process.stdout is not None
+        self.stdout = self._process.stdout.read()
+        return self._process.wait(PATIENCE)
+
+    def _read(self) -> bool:
+        assert select.select([self._ours], [], [], PATIENCE)[0], f"nothing more is seen after {self.seen!r}"
+        part = os.read(self._ours, 4096).decode()
+        self.seen += part
+        return bool(part)
+
+
+# Mistakes
+
+MISTAKES = [
+    (["tasks:app", "ad", "[1]"], 2, r"tasks:app has no task 'ad': did you mean 'add'\? Its tasks are add, daily, fail"),
+    (["tasks:app", "xyzzy"], 2, r"has no task 'xyzzy': Its tasks are add"),
+    (["tasks:ap", "add", "[1]"], 2, r"did you mean 'app'\?"),
+    (["task:app", "add", "[1]"], 2, r"there is no module 'task'.*did you mean 'tasks'\?"),
+    (["tasks:app", "add", '["one"]'], 2, r"add: argument `a`: expected `int`, got `str`"),
+    (["tasks:app", "add", '{"a": 1, "b": [2]}'], 2, r"argument `b`: expected `int`, got `array` \(`b` is int\)"),
+    (["tasks:app", "add"], 2, r"add\(a, b\): argument `a` \(int\) is missing"),
+    (["tasks:app", "add", '{"a": 1, "bb": 2}'], 2, r"there is no argument `bb`; instead of `bb` did you mean `b`\?"),
+    (["tasks:app", "add", "[1, 2, 3]"], 2, r"add\(a, b\): too many positional arguments"),
+    (["tasks:app", "add", "{a: 1}"], 2, r"ARGS is not JSON: expecting property name.* at column 2, before 'a: 1}'"),
+    (["tasks:app", "add", "[1"], 2, r"ARGS is not JSON: .* at column 3, where it ends"),
+    (["tasks:app", "add", "[1,\n2}"], 2, r"at line 2, column 2, before '}'"),
+    (["tasks:app", "add", "-"], 2, r"stdin is not JSON: expecting value at column 1, where it ends"),
+    (["tasks:app", "add", "5"], 2, r"ARGS is 5, neither an object nor an array"),
+    (["tasks:app", "add", "[NaN]"], 2, r"has NaN in it, which is not JSON"),
+    (["tasks:app", "add", "[1e999]"], 2, r"a is inf, which JSON cannot hold"),
+    (["tasks:app", "add", "[" * 100_000], 2, r"nested too deeply"),
+    (["tasks:app", "fail", json.dumps(["x" * 96_000])], 2, r"fail: the payload has 96,\d+ bytes, the limit is 96,000"),
+    (["tasks:app", "add", "[1]", "--delay", "-5m"], 2, r"--delay is '-5m', which is negative"),
+    (["tasks:app", "add", "[1]", "--delay", "5 parsecs"], 2, r"'parsecs' is no unit.*the units are w d h m s ms"),
+    (["tasks:app", "add", "[1]", "--delay", "5m", "--at", "2100-01-01"], 2, r"give --delay or --at, not both"),
+    (["tasks:app", "add", "[1]", "--at", "2001-01-31"], 2, r"--at is 2001-01-31, which is past since \d+d"),
+    (["tasks:app", "add", "[1]", "--at", "tomorrow"], 2, r"--at is 'tomorrow', which is no date: write 2030-01-31"),
+    (["tasks:app", "add", "[1]", "--timeout", "5s"], 2, r"give --wait with it"),
+    (["tasks:app", "add", "[1]", "--wait", "--timeout", "soon"], 2, r"--timeout is 'soon', which is not a duration"),
+    (["tasks:app", "gone", "--wait"], 2, r"gone has keep=0.*leave --wait away"),
+    (["tasks:app", "add", "[1]", "--queue", ""], 2, r"queue= is ''"),
+    (["tasks:app", "add", "[1]", "--priority", "high"], 2, r"'high' is not a valid integer"),
+    (["tasks:app", "add", "[1]", "--key", ""], 2, r"key"),
+    (["tasks:app", "add", "[1]", "--url", "mysql://host/db"], 2, r"'mysql:' is not a database URL"),
+    (["tasks:app", "add", "[1]", "--url", "missing/jobs.db"], 2, r"the folder .*missing does not exist: create it"),
+    (["tasks:app", "add", "[1]", "--url", "postgresql://no@127.0.0.1:1/db"], 1, r"127\.0\.0\.1:1/db.*refused"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "said"), MISTAKES, ids=[row[2][:30] for row in MISTAKES])
+def test_a_mistake_is_answered_in_a_line_and_nothing_is_written(here, words, code, said):
+    before = listing(here.path)
+    began = time.monotonic()
+    answer = complaint(run("enqueue", *words, cwd=here.path, PYTHONDONTWRITEBYTECODE="1"), code)
+    assert re.search(said, answer, re.DOTALL), answer
+    assert listing(here.path) == before
+    assert time.monotonic() - began < 5
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.rglob("*"))
+
+
+def test_tables_that_are_missing_are_told_with_the_command_that_makes_them(here, postgres):
+    url = postgres.new_database()
+    answer = complaint(here.run("enqueue", "tasks:app", "add", "[1]", "--url", url), 1)
+    assert "has no duly tables yet: run `duly migrate" in answer
+    postgres.drop(url)

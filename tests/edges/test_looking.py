@@ -1,0 +1,762 @@
+"""Looking at jobs, queues and workers from the command line, and changing what people change by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from duly import Duly
+from duly.cli import main
+from duly.cli.top import CLOSE, OPEN, Rates
+from duly.keys import Ids
+from duly.model import Change, Claimed, Failure, JobRecord, NewJob, State, Terms, WorkerRecord
+from duly.store import ops
+from duly.store.ops import Finish, Held
+from tests.edges.test_cli import DULY, complaint, run
+
+new_id = Ids()
+NOBODY = "01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55"
+READING = (
+    ["jobs", "list"],
+    ["dead", "list"],
+    ["queues", "list"],
+    ["workers"],
+    ["stats"],
+    ["top", "--once"],
+    ["jobs", "show", NOBODY],
+    ["dead", "show", NOBODY],
+    ["why", NOBODY],
+)
+CHANGING = (
+    ["jobs", "cancel", NOBODY],
+    ["jobs", "retry", NOBODY],
+    ["dead", "replay", NOBODY],
+    ["dead", "replay-all", "--yes"],
+    ["dead", "resolve", NOBODY, "--why", "x"],
+    ["dead", "purge", NOBODY, "--yes"],
+    ["queues", "pause", "mail"],
+    ["queues", "resume", "mail"],
+)
+
+
+class Stock:
+    """A database with a few jobs in every state, made with the operations that workers use."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.app = Duly(url)
+        self.app.driver.run(ops.clock())
+        self._token = 0
+
+    def fill(self) -> Stock:
+        self.enqueue("mail", 3, queue="mail", delay_ms=300_000)
+        self.end(self.enqueue("add", 2), Change(State.SUCCEEDED, result="3"))
+        self.end(self.enqueue("boom", 3), dead("no \x1b[31mway"))
+        self.end(self.enqueue("part"), Change(State.PARTIAL, reason="one channel was closed"))
+        self.end(self.enqueue("approve"), Change(State.WAITING, reason="approval", give_back_attempt=True))
+        again = Change(State.SCHEDULED, after_ms=60_000, error=Failure("builtins.OSError", "net", "a traceback"))
+        self.end(self.enqueue("again"), again)
+        self.run(ops.cancel(self.enqueue("stop"), by="eve", why="not wanted"))
+        self.enqueue("long")
+        [job] = self.claim()
+        self.run(ops.progress(Held(job.id, job.token), 40, "parsing"))
+        self.enqueue("next", 2)
+        self.run(ops.pause("queue", "mail", by="eve", why="mail server is down", until_ms=3_600_000))
+        self.register("w1", succeeded=10, failed=2)
+        return self
+
+    def run(self, op: Any) -> Any:
+        return self.app.driver.run(op)
+
+    def enqueue(self, task: str, count: int = 1, *, key: str | None = None, **terms: Any) -> list[str]:
+        jobs = [NewJob(new_id(), '{"n":1}', key=key) for _ in range(count)]
+        self.run(ops.enqueue(Terms(task=task, **terms), jobs))
+        return [job.id for job in jobs]
+
+    def claim(self, limit: int = 2000) -> list[Claimed]:
+        self._token += 1
+        return list(self.run(ops.claim("default", limit=limit, token=self._token, worker="w1")))
+
+    def end(self, ids: list[str], change: Change, *, now: int | None = None) -> list[str]:
+        claimed = self.claim()
+        assert [job.id for job in claimed] == ids
+        self.run(ops.finish([Finish(job, change) for job in claimed], now=now))
+        return ids
+
+    def register(self, worker: str, **more: Any) -> None:
+        known = {"queues": ["default"], "tasks": ["add", "boom"], "beat_ms": 600_000, "slots": 4}
+        self.run(ops.register(worker, host="here", pid=42, **{**known, **more}))
+
+    def jobs(self, **filters: Any) -> list[JobRecord]:
+        return self.app.list(**filters)
+
+    def one(self, state: str) -> str:
+        return self.jobs(state=state)[0].id
+
+    def state(self, job_id: str) -> str:
+        job = self.app.get(job_id)
+        assert job is not None
+        return str(job.state)
+
+    def say(self, *words: str, **options: Any) -> Result:
+        """Run a command in this process."""
+        environ = {"DULY_URL": self.url, "USER": "eve", "DULY_APP": None}
+        return CliRunner().invoke(main, words, env=environ, **options)
+
+
+def dead(message: str = "no") -> Change:
+    return Change(State.DEAD, reason="attempts used up", error=Failure("ValueError", message, "a traceback"))
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
+    """One database for all tests that only look."""
+    stock = Stock(str(tmp_path_factory.mktemp("looking") / "jobs.db")).fill()
+    yield stock
+    stock.app.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stock]:
+    """A full database of its own for a test that changes something."""
+    url = str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    stock = Stock(url).fill()
+    yield stock
+    stock.app.close()
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Stock]:
+    stock = Stock(str(tmp_path / "jobs.db"))
+    yield stock
+    stock.app.close()
+
+
+def told(stock: Stock, *words: str, code: int = 0) -> str:
+    """Run the real program and give what it prints."""
+    answer = run(*words, cwd=Path("/"), DULY_URL=stock.url, USER="eve")
+    assert answer.returncode == code, answer
+    assert "Traceback" not in answer.stderr
+    return answer.stdout
+
+
+# Looking
+
+
+def test_the_list_of_jobs_is_newest_first_and_says_what_is_worth_knowing(stock):
+    lines = told(stock, "jobs", "list").splitlines()
+    assert lines[0].split() == ["id", "state", "task", "queue", "attempt", "when", "note"]
+    assert [line.split()[2] for line in lines[1:]] == [
+        "next", "next", "long", "stop", "again", "approve", "part", "boom", "boom", "boom", "add", "add", "mail",
+        "mail", "mail",
+    ]  # fmt: skip
+    text = "\n".join(lines)
+    assert re.search(r"running +long +default +1/5 +due \S+ ago +40%, parsing$", text, re.MULTILINE)
+    assert re.search(r"scheduled +mail +mail +0/5 +in \dm", text)
+    assert re.search(r"dead +boom .* ago +attempts used up; ValueError: no", text)
+    assert re.search(r"cancelled +stop .* not wanted$", text, re.MULTILINE)
+
+
+def test_what_a_terminal_would_obey_is_not_printed(stock):
+    for words in (["jobs", "list"], ["dead", "list"], ["top", "--once"], ["jobs", "show", stock.one("dead")]):
+        answer = stock.say(*words)
+        assert "\x1b" not in answer.stdout
+        assert "[31mway" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("filters", "tasks"),
+    [
+        (["--state", "dead"], ["boom"] * 3),
+        (["--queue", "mail"], ["mail"] * 3),
+        (["--task", "again"], ["again"]),
+        (["--error", "net"], ["again"]),
+        (["--since", "1h", "--state", "waiting"], ["approve"]),
+        (["--since", "2100-01-01"], []),
+        (["--since", "2020-01-01T12:00+01:00", "--state", "partial"], ["part"]),
+        (["--limit", "1"], ["next"]),
+    ],
+)
+def test_jobs_are_listed_by_filters(stock, filters, tasks):
+    listed = json.loads(stock.say("jobs", "list", *filters, "--json").stdout)
+    assert [job["task"] for job in listed] == tasks
+
+
+def test_the_list_in_json_has_the_fields_of_the_model(stock):
+    listed = json.loads(told(stock, "jobs", "list", "--json"))
+    assert set(listed[0]) == set(JobRecord.__struct_fields__)
+    assert [job["id"] for job in listed] == [job.id for job in stock.jobs()]
+
+
+def test_a_list_says_how_to_get_the_next_page_and_the_pages_make_up_the_whole(stock):
+    pages, before = [], []
+    while True:
+        answer = stock.say("jobs", "list", "--limit", "6", *before)
+        pages += re.findall(r"^\S{36}", answer.stdout, re.MULTILINE)
+        more = re.search(r"there are more: (--before) (\S+)", answer.stderr)
+        if more is None:
+            break
+        before = [*more.groups()]
+    assert pages == [job.id for job in stock.jobs()]
+
+
+def test_a_list_without_jobs_says_so(stock, empty):
+    assert stock.say("jobs", "list", "--task", "none").stdout == "no job matches these filters\n"
+    assert stock.say("dead", "list", "--task", "none").stdout == "no dead job matches these filters\n"
+    assert empty.say("jobs", "list").stdout == "there are no jobs\n"
+    assert empty.say("dead", "list").stdout == "there are no dead jobs\n"
+    assert "no worker has been heard of" in empty.say("workers").stdout
+    assert "there are no queues yet" in empty.say("queues", "list").stdout
+    for words in (["jobs", "list"], ["dead", "list"], ["workers"], ["queues", "list"]):
+        assert empty.say(*words, "--json").stdout == "[]\n"
+
+
+def test_a_job_is_shown_with_its_attempts_events_and_why(stock):
+    cancelled = stock.one("cancelled")
+    text = told(stock, "jobs", "show", cancelled)
+    assert re.search(r"^created_at +\S+ \S+ UTC \(.* ago\)$", text, re.MULTILINE)
+    assert re.search(r"^event +.* job\.cancelled by eve: not wanted$", text, re.MULTILINE)
+    assert re.search(r"^why +it is cancelled because: not wanted$", text, re.MULTILINE)
+    assert "replay_count" not in text
+    shown = json.loads(told(stock, "jobs", "show", stock.jobs(task="again")[0].id, "--json"))
+    assert set(shown) == {*JobRecord.__struct_fields__, "attempts", "steps", "events"}
+    assert [one["error"] for one in shown["attempts"]] == ["builtins.OSError: net"]
+
+
+def test_the_beginning_of_an_id_will_do_where_it_is_the_only_one(stock):
+    job_id = stock.jobs(task="approve")[0].id
+    compact = job_id.replace("-", "").upper()
+    assert json.loads(stock.say("jobs", "show", compact[:31], "--json").stdout)["id"] == job_id
+    assert json.loads(stock.say("why", compact, "--json").stdout)["facts"]["id"] == job_id
+    several = stock.say("why", job_id[:4])
+    assert several.exit_code == 2
+    assert f"several jobs have an id that begins with {job_id[:4]}" in several.stderr
+    assert stock.say("why", "ffffff").exit_code == 3
+
+
+def test_dead_jobs_are_listed_oldest_first_and_shown(stock):
+    lines = told(stock, "dead", "list").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [job.id for job in reversed(stock.jobs(state="dead"))]
+    both = json.loads(stock.say("dead", "list", "--partial", "--json").stdout)
+    assert [job["task"] for job in both] == ["boom", "boom", "boom", "part"]
+    page = stock.say("dead", "list", "--limit", "2")
+    after = re.search(r"there are more: --after (\S+)", page.stderr)
+    assert len(json.loads(stock.say("dead", "list", "--after", after[1], "--json").stdout)) == 1
+    assert json.loads(stock.say("dead", "list", "--until", "1h", "--json").stdout) == []
+    shown = told(stock, "dead", "show", stock.one("dead"))
+    assert "The traceback of attempt 1 (of all of them: --json):\na traceback" in shown
+    not_dead = stock.say("dead", "show", stock.one("ready"))
+    assert (not_dead.exit_code, not_dead.stdout) == (3, "")
+    assert "is ready, not dead: duly jobs show" in not_dead.stderr
+
+
+def test_queues_are_listed_with_who_paused_them(stock):
+    text = told(stock, "queues", "list")
+    assert re.search(r"^default +2 +1 +1 +1 +\S+$", text, re.MULTILINE)
+    assert re.search(r"^mail +0 +3 +0 +0 +- +by eve .* ago, until .*: mail server is down$", text, re.MULTILINE)
+    listed = {one["name"]: one for one in json.loads(told(stock, "queues", "list", "--json"))}
+    assert listed["default"]["paused"] is None
+    assert (listed["mail"]["scheduled"], listed["mail"]["paused"]["paused_by"]) == (3, "eve")
+
+
+def test_workers_are_listed_with_their_slots_and_what_they_did(stock):
+    assert re.search(
+        r"^w1 +here +42 +alive +1/4 +10 +2 +\S+ +default +add, boom$", told(stock, "workers"), re.MULTILINE
+    )
+    [worker] = json.loads(told(stock, "workers", "--json"))
+    assert (worker["id"], worker["slots"], worker["running"], worker["alive"]) == ("w1", 4, 1, True)
+
+
+def test_a_worker_that_missed_its_beats_is_silent(empty):
+    empty.register("w1", beat_ms=1, now=empty.run(ops.clock()) - 120_000)
+    assert re.search(r"^w1 .* silent for 2m", empty.say("workers").stdout, re.MULTILINE)
+    assert "none alive, 1 silent" in empty.say("stats").stdout
+
+
+def test_why_gives_the_sentence_and_in_json_the_facts(stock):
+    assert told(stock, "why", stock.one("waiting")) == "it waits for: approval\n"
+    why = json.loads(told(stock, "why", stock.one("waiting"), "--json"))
+    assert (why["gate"], why["sentence"], why["facts"]["task"]) == ("waiting", "it waits for: approval", "approve")
+
+
+def test_stats_count_by_state_queue_and_reason(stock):
+    text = told(stock, "stats")
+    for state, count in {"ready": 2, "scheduled": 4, "running": 1, "waiting": 1, "dead": 3}.items():
+        assert re.search(rf"^{state} +{count}$", text, re.MULTILINE)
+    assert "1 alive; 1 of 4 slots busy; 10 succeeded and 2 failed since they started" in text
+    assert re.search(r"^3 +boom .* ago +attempts used up$", text, re.MULTILINE)
+    stats = json.loads(told(stock, "stats", "--json"))
+    assert stats["states"] == {"ready": 2, "scheduled": 4, "running": 1, "waiting": 1, "dead": 3}
+    assert stats["workers"]["slots"] == 4
+    assert [pause["name"] for pause in stats["paused"]] == ["mail"]
+
+
+def test_a_count_that_was_given_up_on_says_so(empty):
+    empty.enqueue("many", 10_500)
+    assert re.search(r"^ready +more than 10,000$", empty.say("stats").stdout, re.MULTILINE)
+    assert re.search(r"^default +10,000\+ ", empty.say("queues", "list").stdout, re.MULTILINE)
+    assert "ready 10,000+" in empty.say("top", "--once").stdout
+    would = empty.say("jobs", "cancel", "--all", "--dry-run").stdout
+    assert would.startswith("would cancel more than 10,000 jobs; nothing was changed\n")
+
+
+def test_every_look_answers_the_same_on_every_store(fresh, stock):
+    for words in (*READING[:6], ["dead", "list", "--partial", "--error", "no", "--since", "1h"]):
+        here, there = (json.loads(one.say(*words, "--json").stdout) for one in (fresh, stock))
+        assert shape(here) == shape(there), words
+    for words in (["jobs", "show"], ["why"]):
+        assert fresh.say(*words, fresh.one("dead")).exit_code == 0
+
+
+def shape(value: Any) -> Any:
+    """Give what does not depend on when it was made: all names, and whatever is no number and no id."""
+    if isinstance(value, dict):
+        return {name: shape(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [shape(one) for one in value]
+    return "number" if isinstance(value, int | float) else re.sub(r"[0-9a-f-]{36}", "id", str(value))
+
+
+# The live picture
+
+
+def test_top_once_shows_queues_workers_running_and_dead_jobs(stock):
+    text = told(stock, "top", "--once")
+    assert "running 1/4  ready 2  scheduled 4  waiting 1  dead 3  done -/s  failed -/s  workers 1" in text
+    for line in (r"^mail +0 +3 ", r"^w1 +here +alive +1/4 ", r" long +default +1/5 .* 40%, parsing$", r" boom .*way$"):
+        assert re.search(line, text, re.MULTILINE), line
+    look = json.loads(told(stock, "top", "--once", "--json"))
+    assert (look["dead_count"], look["running"][0]["task"], look["succeeded_rate"]) == (3, "long", None)
+
+
+def test_top_prints_one_line_a_look_where_there_is_no_terminal_and_ctrl_c_ends_it(stock):
+    with Watching(stock, "--interval", "100ms") as top:
+        for _ in range(3):
+            assert re.match(r"\d\d:\d\d:\d\d  running 1/4  ready 2  ", top.line())
+        top.process.send_signal(signal.SIGINT)
+        assert top.process.wait(10) == 0
+        assert top.process.stderr.read() == ""
+
+
+def test_top_waits_for_a_database_that_goes_away(postgres_url):
+    stock = Stock(postgres_url)
+    stock.app.close()
+    with Watching(stock, "--interval", "100ms", "--json") as top:
+        assert "queues" in json.loads(top.line())
+        with shut(postgres_url):
+            while "error" not in (line := json.loads(top.line())):
+                pass
+            assert line["code"] in ("store_unavailable", "answer_lost")
+        while "queues" not in json.loads(top.line()):
+            pass
+
+
+def test_top_says_on_the_screen_that_the_database_is_away_and_goes_on(postgres_url):
+    stock = Stock(postgres_url)
+    stock.register("w1")
+    stock.app.close()
+    with on_a_terminal("top", "--interval", "100ms", "--url", postgres_url, columns=300) as (top, terminal):
+        read_until(terminal, "workers 1")
+        with shut(postgres_url):
+            seen = read_until(terminal, "not currently accepting connections")
+            assert "w1" in read_until(terminal, "w1")  # the last picture stays
+        read_until(terminal, "workers 1")
+        top.send_signal(signal.SIGINT)
+        assert top.wait(10) == 0
+    assert CLOSE not in seen
+
+
+@contextmanager
+def shut(url: str) -> Iterator[None]:
+    """Let nobody into a database for a while."""
+    name = database_of(url)
+    with psycopg.connect(url.replace(name, "postgres"), autocommit=True) as server:
+        server.execute(f"alter database {name} allow_connections false")
+        server.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
+        yield
+        server.execute(f"alter database {name} allow_connections true")
+
+
+def database_of(url: str) -> str:
+    return re.search(r"/([^/?]+)(\?|$)", url.removeprefix("postgresql://"))[1]
+
+
+class Watching:
+    """`duly top` in a process of its own."""
+
+    def __init__(self, stock: Stock, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [DULY, "top", *words],
+            env={**os.environ, "DULY_URL": stock.url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> str:
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr.read()
+        return line
+
+    def __enter__(self) -> Watching:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_top_gives_the_terminal_back_however_it_is_stopped(stock, number, code):
+    with on_a_terminal("top", "--interval", "100ms", "--url", stock.url) as (top, terminal):
+        seen = read_until(terminal, "w1 ")
+        top.send_signal(number)
+        assert top.wait(10) == code
+        seen += read_until(terminal, CLOSE)
+    assert seen.startswith(OPEN)
+    frame = re.sub(r"\x1b\[\S*?[A-Za-z]", "", seen.split("\x1b[H")[1])
+    assert all(len(line) <= 60 for line in frame.split("\r\n"))
+    assert len(frame.split("\r\n")) <= 12
+
+
+@contextmanager
+def on_a_terminal(*words: str, columns: int = 60) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run a command on a small terminal."""
+    environ = {**os.environ, "COLUMNS": str(columns), "LINES": "12"}
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([DULY, *words], env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, text: str) -> str:
+    seen = ""
+    while text not in seen:
+        assert select.select([terminal], [], [], 20)[0], f"{text!r} did not come: {seen!r}"
+        seen += os.read(terminal, 65536).decode()
+    return seen
+
+
+def test_rates_come_from_what_workers_count_between_two_beats():
+    rates = Rates()
+    assert rates.of([]) == (0, 0)
+    assert rates.of([beat(1000, succeeded=10)]) == (None, None)
+    assert rates.of([beat(3000, succeeded=30, failed=1)]) == (10.0, 0.5)
+    assert rates.of([beat(3000, succeeded=30, failed=1)]) == (10.0, 0.5)  # no beat since: the last rate stands
+    assert rates.of([beat(4000, succeeded=30, failed=1), beat(4000, id="new", succeeded=9000)]) == (0, 0)
+    assert rates.of([beat(5000, succeeded=31, failed=1, alive=False)]) == (0, 0)
+
+
+def beat(at: int, **more: Any) -> WorkerRecord:
+    known = {"id": "w", "host": "h", "pid": 1, "queues": (), "tasks": (), "beat_ms": 1000, "started_at": 0}
+    counts = {"slots": 1, "running": 0, "succeeded": 0, "failed": 0}
+    return WorkerRecord(**{**known, **counts, "seen_at": at, "alive": True, **more})
+
+
+# Changing
+
+
+def test_jobs_are_cancelled_by_id_and_one_that_is_not_there_does_not_stop_the_others(fresh):
+    ready, running, ended = fresh.one("ready"), fresh.one("running"), fresh.one("succeeded")
+    answer = run("jobs", "cancel", ready, NOBODY, running, ended, ready, cwd=Path("/"), DULY_URL=fresh.url, USER="eve")
+    assert answer.returncode == 3
+    assert answer.stderr == f"duly: no job has the id {NOBODY}\n"
+    assert answer.stdout.splitlines() == [
+        f"{ready}  cancelled",
+        f"{running}  asked to stop",
+        f"{ended}  had ended",
+        "1 cancelled, 1 asked to stop, 1 had ended, 1 not found",
+    ]
+    assert fresh.state(ready) == "cancelled"
+    assert [event.by for event in fresh.run(ops.events(job_id=ready))] == ["eve"]
+
+
+def test_jobs_are_cancelled_by_filters_after_a_look_at_what_it_would_be(fresh):
+    would = told(fresh, "jobs", "cancel", "--queue", "mail", "--dry-run")
+    assert would.startswith("would cancel 3 jobs (3 scheduled); nothing was changed\n")
+    assert len(fresh.jobs(state="scheduled")) == 4
+    assert told(fresh, "jobs", "cancel", "--queue", "mail", "--yes", "--why", "too late") == "3 cancelled\n"
+    assert [job.reason for job in fresh.jobs(queue="mail")] == ["too late"] * 3
+    everything = json.loads(told(fresh, "jobs", "cancel", "--all", "--yes", "--json"))
+    assert everything == {"counts": {"cancelled": 4, "asked to stop": 1}}
+    assert {str(job.state) for job in fresh.jobs()} == {"running", "succeeded", "partial", "dead", "cancelled"}
+
+
+def test_what_stays_in_the_listing_is_not_walked_for_ever(empty):
+    empty.enqueue("long", 1200)
+    assert len(empty.claim()) == 1200
+    assert empty.say("jobs", "cancel", "--state", "running", "--yes").stdout == "1,200 asked to stop\n"
+
+
+def test_a_limit_bounds_what_is_changed_and_says_that_there_may_be_more(fresh):
+    answer = fresh.say("jobs", "cancel", "--all", "--limit", "3", "--yes")
+    assert answer.stdout == "3 cancelled\n"
+    assert "stopped at --limit 3; there may be more" in answer.stderr
+
+
+def test_retry_makes_due_what_has_a_future_and_replays_what_has_ended(fresh):
+    ids = {state: fresh.one(state) for state in ("scheduled", "waiting", "ready", "dead", "cancelled")}
+    lines = told(fresh, "jobs", "retry", *ids.values()).splitlines()
+    outcomes = [line.split("  ")[1] for line in lines[:-1]]
+    assert outcomes[:3] == ["made due", "made due", "due already"]
+    assert fresh.state(ids["scheduled"]) == fresh.state(ids["waiting"]) == "ready"
+    for outcome, state in zip(outcomes[3:], ("dead", "cancelled"), strict=True):
+        new = re.fullmatch(r"replayed as (\S+)", outcome)[1]
+        assert fresh.app.get(new).replay_of == ids[state]
+    assert lines[-1] == "2 made due, 2 replayed, 1 due already"
+    assert f"had been replayed as {new}" in fresh.say("jobs", "retry", ids["cancelled"]).stdout
+
+
+def test_retry_of_what_runs_or_has_succeeded_is_refused_with_exit_code_1(fresh):
+    answer = fresh.say("jobs", "retry", fresh.one("running"), fresh.one("succeeded"), "--json")
+    assert answer.exit_code == 1
+    assert json.loads(answer.stdout)["counts"] == {"running": 1, "not run again: it has succeeded": 1}
+
+
+def test_retry_by_filters_means_scheduled_and_waiting_jobs_unless_a_state_is_given(fresh):
+    assert told(fresh, "jobs", "retry", "--all", "--yes") == "5 made due\n"
+    assert told(fresh, "jobs", "retry", "--task", "boom", "--yes") == "nothing to retry: no job matches\n"
+    assert told(fresh, "jobs", "retry", "--task", "boom", "--state", "dead", "--yes") == "3 replayed\n"
+
+
+def test_a_dead_job_is_replayed_once_with_who_and_why(fresh):
+    job_id = fresh.one("dead")
+    first = told(fresh, "dead", "replay", job_id, "--by", "ann", "--why", "server is back").split()
+    assert first[:3] == [job_id, "replayed", "as"]
+    second = told(fresh, "dead", "replay", job_id).split()
+    assert second == [job_id, "had", "been", "replayed", "as", first[-1]]
+    [event] = [event for event in fresh.run(ops.events(job_id=job_id)) if event.name == "job.replayed"]
+    assert (event.by, event.why) == ("ann", "server is back")
+    assert [job["id"] for job in json.loads(fresh.say("dead", "list", "--all", "--json").stdout)].count(job_id) == 1
+    assert job_id not in fresh.say("dead", "list").stdout
+
+
+def test_a_dead_job_is_replayed_with_a_payload_that_fits_its_task(fresh, tmp_path):
+    (tmp_path / "tasks.py").write_text(
+        "from duly import Duly\napp = Duly()\n@app.task\ndef boom(n: int) -> None: ...\n"
+    )
+    job_id = fresh.one("dead")
+    replay = ["dead", "replay", job_id, "--app", "tasks:app", "--payload"]
+    refused = run(*replay, '{"n": "two"}', cwd=tmp_path, DULY_URL=fresh.url)
+    assert "argument `n`: expected `int`" in complaint(refused, 2)
+    assert fresh.app.get(job_id).replayed_as is None
+    answer = run(*replay, '{"n": 2}', "--key", "two", cwd=tmp_path, DULY_URL=fresh.url)
+    job = fresh.app.get(answer.stdout.split()[-1])
+    assert (job.payload, job.key) == ({"n": 2}, "two")
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("succeeded", "it is succeeded; --force does it all the same"), ("ready", "it is ready and has not ended")],
+)
+def test_what_is_not_replayed_is_told_with_the_reason(fresh, state, said):
+    answer = fresh.say("dead", "replay", fresh.one(state))
+    assert answer.exit_code == 1
+    assert f"not replayed: {said}" in answer.stdout
+
+
+def test_force_replays_a_success(fresh):
+    assert fresh.say("dead", "replay", fresh.one("succeeded"), "--force").exit_code == 0
+
+
+def test_replay_all_counts_what_cannot_be_replayed_and_goes_on(fresh):
+    [keyed] = fresh.enqueue("boom", key="one", priority=9)
+    fresh.run(ops.cancel([job.id for job in fresh.jobs(state="ready") if job.id != keyed]))
+    fresh.end([keyed], dead())
+    fresh.enqueue("boom", key="one", delay_ms=60_000)
+    assert "would replay 4 jobs (4 dead)" in told(fresh, "dead", "replay-all", "--dry-run")
+    assert told(fresh, "dead", "replay-all", "--limit", "2", "--yes") == "2 replayed\n"
+    rest = told(fresh, "dead", "replay-all", "--task", "boom", "--yes")
+    assert rest == "1 replayed, 1 not replayed: another job has its key\n"
+
+
+def test_what_dies_after_replay_all_began_is_not_replayed_by_it(empty):
+    empty.end(empty.enqueue("boom"), dead(), now=empty.run(ops.clock()) + 600_000)
+    assert empty.say("dead", "replay-all", "--yes").stdout == "nothing to replay: no job matches\n"
+
+
+def test_thousands_of_dead_jobs_are_replayed_in_chunks(empty):
+    empty.end(empty.enqueue("boom", 1700), dead())
+    assert told(empty, "dead", "replay-all", "--limit", "1600", "--yes") == "1,600 replayed\n"
+    assert len(empty.jobs(state="ready", limit=2000)) == 1600
+
+
+def test_dead_and_partial_jobs_are_resolved_with_a_reason(fresh):
+    job_id = fresh.one("dead")
+    assert told(fresh, "dead", "resolve", job_id, "--why", "paid by hand") == f"{job_id}  resolved\n"
+    assert (fresh.app.get(job_id).resolved_by, fresh.app.get(job_id).resolved_why) == ("eve", "paid by hand")
+    again = fresh.say("dead", "resolve", job_id, fresh.one("ready"), "--why", "x")
+    assert again.exit_code == 1
+    assert "not resolved: it was resolved before" in again.stdout
+    assert "not resolved: it is ready" in again.stdout
+    assert fresh.say("dead", "resolve", "--all", "--partial", "--why", "x", "--yes").stdout == "3 resolved\n"
+
+
+def test_dead_jobs_are_purged_and_nothing_else_is(fresh):
+    job_id, partial = fresh.one("dead"), fresh.one("partial")
+    unasked = fresh.say("dead", "purge", job_id)
+    assert (unasked.exit_code, fresh.state(job_id)) == (2, "dead")
+    assert told(fresh, "dead", "purge", job_id, "--yes") == f"{job_id}  purged\n"
+    assert fresh.app.get(job_id) is None
+    assert "not purged: it is partial" in fresh.say("dead", "purge", partial, "--yes").stdout
+    assert "would purge 2 jobs" in fresh.say("dead", "purge", "--task", "boom", "--dry-run").stdout
+    fresh.say("dead", "resolve", fresh.one("dead"), "--why", "x")
+    assert fresh.say("dead", "purge", "--all", "--yes").stdout == "1 purged\n"
+    assert fresh.say("dead", "purge", "--all", "--settled", "--yes").stdout == "1 purged\n"
+    assert fresh.state(partial) == "partial"
+
+
+def test_who_is_asked_and_says_no_changes_nothing(fresh):
+    ours, theirs = pty.openpty()
+    words = [DULY, "jobs", "cancel", "--all", "--url", fresh.url]
+    asked = subprocess.Popen(words, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    os.write(ours, b"n\n")
+    out, err = asked.communicate(timeout=20)
+    os.close(ours)
+    os.close(theirs)
+    assert asked.returncode == 1
+    assert "Cancel 8 jobs? [y/N]" in err
+    assert out == ""
+    assert len(fresh.jobs(state="ready")) == 2
+
+
+def test_a_queue_is_paused_for_a_time_and_resumed(fresh):
+    assert "queue 'default' is paused by eve" in told(fresh, "queues", "pause", "default", "--for", "1h")
+    [pause] = [pause for pause in fresh.app.paused() if pause.name == "default"]
+    assert pause.paused_until - pause.paused_at == 3_600_000
+    assert told(fresh, "queues", "resume", "default") == "queue 'default' goes on\n"
+    assert [pause.name for pause in fresh.app.paused()] == ["mail"]
+    again = fresh.say("queues", "resume", "maill")
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert again.stderr == "duly: queue 'maill' was not paused: did you mean 'mail'?\n"
+
+
+def test_a_task_is_paused_and_told_among_the_queues(fresh):
+    answer = fresh.say("queues", "pause", "boom", "--task", "--why", "it is broken", "--json")
+    assert (json.loads(answer.stdout)["kind"], answer.stderr) == ("task", "")
+    assert re.search("task 'boom' is paused by eve .*: it is broken", fresh.say("queues", "list").stdout)
+    assert json.loads(fresh.say("queues", "resume", "boom", "--task", "--json").stdout)["resumed"] is True
+
+
+def test_a_name_that_nobody_knows_is_paused_with_a_warning(fresh):
+    answer = fresh.say("queues", "pause", "defalt")
+    assert answer.exit_code == 0
+    assert answer.stderr == "duly: no job and no living worker has a queue 'defalt': did you mean 'default'?\n"
+    assert fresh.say("queues", "pause", "default").stderr == ""
+    answer = fresh.say("queues", "pause", "bom", "--task")
+    assert "did you mean 'boom'?" in answer.stderr
+
+
+# Mistakes
+
+
+class Mistake(NamedTuple):
+    words: str
+    code: int
+    said: str
+
+
+MISTAKES = [
+    Mistake("jobs list --state deed", 2, "'deed' is not one of 'scheduled'"),
+    Mistake("jobs list --limit -1", 2, "-1 is not in the range"),
+    Mistake("jobs list --since yesterday", 2, "--since is 'yesterday': give how long ago, as in 2h"),
+    Mistake("jobs list --since -2h", 2, "--since is '-2h': give how long ago"),
+    Mistake("jobs list --before xyz", 3, "'xyz' is not the id of a job"),
+    Mistake("jobs lst", 2, "Did you mean 'list'?"),
+    Mistake("jobs show xyz", 3, "'xyz' is not the id of a job: an id is 32 hexadecimal digits"),
+    Mistake("jobs show ffffffff", 3, "no job has an id that begins with ffffffff"),
+    Mistake(f"jobs show {NOBODY}", 3, f"no job has the id {NOBODY}"),
+    Mistake("jobs cancel", 2, "Say which jobs: name their ids, give filters, or --all"),
+    Mistake(f"jobs cancel {NOBODY} --queue mail", 2, "Name jobs or give filters, not both"),
+    Mistake("jobs cancel --all", 2, "Cancel 8 jobs? Nobody can be asked here: say --yes, or --dry-run"),
+    Mistake("jobs cancel --state dead", 2, "'dead' is not one of"),
+    Mistake("jobs cancel --all --limit 0 --yes", 2, "0 is not in the range"),
+    Mistake(f"jobs cancel {NOBODY}", 3, f"no job has the id {NOBODY}"),
+    Mistake("jobs retry", 2, "Say which jobs"),
+    Mistake("jobs retry --state succeeded --yes", 2, "'succeeded' is not one of"),
+    Mistake("jobs retry --all", 2, "Retry 5 jobs? Nobody can be asked here"),
+    Mistake("dead list --until tomorrow", 2, "--until is 'tomorrow'"),
+    Mistake(f"dead show {NOBODY}", 3, f"no job has the id {NOBODY}"),
+    Mistake("dead replay", 2, "Missing argument 'ID…'"),
+    Mistake(f"dead replay {NOBODY}", 3, f"no job has the id {NOBODY}"),
+    Mistake(f"dead replay {NOBODY} --payload [1]", 2, "--payload is no JSON object"),
+    Mistake(f"dead replay {NOBODY} --payload {{", 2, "--payload is not JSON"),
+    Mistake(f"dead replay {NOBODY} {NOBODY} --key k", 2, "are for one job"),
+    Mistake("dead replay-all", 2, "Replay 3 jobs? Nobody can be asked here"),
+    Mistake("dead resolve --all --yes", 2, "Missing option '--why'"),
+    Mistake("dead resolve --partial --why x", 2, "Say which jobs"),
+    Mistake("dead purge", 2, "Say which jobs"),
+    Mistake("dead purge --all", 2, "Purge 3 jobs? Nobody can be asked here"),
+    Mistake("queues pause", 2, "Missing argument 'NAME'"),
+    Mistake("queues pause mail --for 1x", 2, "--for is '1x', where 'x' is no unit"),
+    Mistake("queues pause mail --for 0", 2, "--for is 0: give a time"),
+    Mistake("queues resume default", 1, "queue 'default' was not paused"),
+    Mistake(f"why {NOBODY}", 3, f"no job has the id {NOBODY}"),
+    Mistake("top --interval 0", 2, "--interval is '0': give 100ms or more"),
+    Mistake("top --interval soon", 2, "--interval is 'soon'"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.words)
+def test_a_mistake_is_answered_in_a_line_and_nothing_is_changed(stock, mistake):
+    before = [stock.jobs(), stock.app.paused()]
+    answer = stock.say(*mistake.words.split())
+    assert answer.exit_code == mistake.code, answer.output
+    assert mistake.said in answer.stderr
+    assert "Traceback" not in answer.output
+    assert len(answer.stderr.splitlines()) <= 4
+    assert [stock.jobs(), stock.app.paused()] == before
+
+
+@pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
+def test_a_database_that_is_not_there_is_not_made(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(main, words, env={"DULY_URL": "missing.db", "DULY_APP": None})
+    assert answer.exit_code == 2
+    assert re.search(r"there is no database .*missing\.db yet", answer.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
+def test_a_database_that_is_down_is_told_within_two_seconds(words):
+    began = time.monotonic()
+    url = "postgresql://nobody@127.0.0.1:1/db"
+    answer = CliRunner().invoke(main, words, env={"DULY_URL": url, "DULY_APP": None})
+    assert time.monotonic() - began < 2
+    assert answer.exit_code == 1
+    assert "127.0.0.1:1/db cannot be reached" in answer.stderr
+    assert len(answer.stderr.splitlines()) <= 2
+
+
+def test_missing_tables_are_answered_with_what_makes_them(tmp_path, postgres):
+    url = postgres.new_database()
+    for words in (["jobs", "list"], ["stats"], ["top", "--once"]):
+        assert "duly migrate" in complaint(run(*words, "--url", url, cwd=tmp_path), 1)
+    postgres.drop(url)
+
+
+def test_an_app_names_the_database_and_a_schema_given_beside_it_counts(tmp_path, stock):
+    (tmp_path / "tasks.py").write_text(f"from duly import Duly\napp = Duly({stock.url!r})\n")
+    assert "boom" in run("jobs", "list", "--app", "tasks:app", cwd=tmp_path).stdout
+    (tmp_path / "far.py").write_text("from duly import Duly\napp = Duly('postgresql://nobody@127.0.0.1:1/db')\n")
+    answer = run("jobs", "list", "--app", "far:app", "--schema", "NOT VALID", cwd=tmp_path)
+    assert "NOT VALID" in complaint(answer, 2)

@@ -1,0 +1,762 @@
+"""The helpers for users' tests: isolated, drain, inline, frozen, and what was enqueued."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx, testing
+from duly.errors import ConfigError, JobError, KeyConflict
+from duly.model import State
+from duly.settings import Settings
+from tests.engine.conftest import found
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Duly:
+    return Duly(tmp_path / "own.db")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def isolated(request: pytest.FixtureRequest, app: Duly) -> Iterator[Duly]:
+    """The app on a database of its own, of either kind."""
+    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
+    with testing.isolated(app, url):
+        yield app
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+    assert [thread.name for thread in left if thread.name.startswith("duly")] == []
+
+
+# The database
+
+
+def test_an_isolated_app_works_on_another_file_and_then_on_its_own_again(app: Duly, tmp_path: Path) -> None:
+    @app.task
+    def hello() -> None: ...
+
+    mine = hello.enqueue().id
+    with testing.isolated(app) as same:
+        assert same is app
+        other = hello.enqueue().id
+        assert app.get(mine) is None
+        place = Path(str(app.settings.url))
+        assert place.exists()
+    assert app.get(other) is None
+    assert found(app, mine).state is State.READY
+    assert app.settings.url.path == str(tmp_path / "own.db")
+    assert not place.parent.exists()
+    app.close()
+
+
+def test_an_app_gets_its_own_database_back_after_an_error(app: Duly, tmp_path: Path) -> None:
+    def fail() -> None:
+        with testing.isolated(app):
+            app.paused()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert app.settings.url.path == str(tmp_path / "own.db")
+    assert "driver" not in app.__dict__
+
+
+def test_isolated_inside_isolated_is_a_third_database(app: Duly) -> None:
+    @app.task
+    def hello() -> None: ...
+
+    with testing.isolated(app):
+        outer = hello.enqueue().id
+        with testing.isolated(app):
+            assert app.get(outer) is None
+            testing.refute_enqueued(hello)
+        testing.assert_enqueued(hello, count=1)
+
+
+def test_isolated_keeps_every_other_setting(tmp_path: Path) -> None:
+    app = Duly(tmp_path / "own.db", max_attempts=7, lease="9s")
+    with testing.isolated(app):
+        assert (app.settings.max_attempts, app.settings.lease_ms) == (7, 9000)
+    assert app.settings.durability == Settings().durability
+
+
+def test_isolated_takes_a_url_and_migrates_it(app: Duly, postgres: Any) -> None:
+    url = postgres.new_database()
+    try:
+        with testing.isolated(app, url):
+            assert app.paused() == []
+    finally:
+        postgres.drop(url)
+
+
+def test_a_clock_that_stands_also_stands_for_a_database_that_comes_later(app: Duly) -> None:
+    @app.task
+    def hello() -> None: ...
+
+    with testing.isolated(app), testing.frozen(app, NOON):
+        with testing.isolated(app):
+            assert found(app, hello.enqueue().id).created_at == NOON.timestamp() * 1000
+        assert found(app, hello.enqueue().id).created_at == NOON.timestamp() * 1000
+
+
+# Drain
+
+
+def test_a_drain_runs_what_is_due_and_what_that_enqueues(isolated: Duly) -> None:
+    ran: list[int] = []
+
+    @isolated.task
+    def count_down(n: int) -> int:
+        ran.append(n)
+        if n:
+            count_down.enqueue(n - 1)
+        return n
+
+    job = count_down.enqueue(3)
+    drained = testing.drain(isolated)
+    assert ran == [3, 2, 1, 0]
+    assert (drained.succeeded, len(drained.jobs), drained.jobs[0]) == (4, 4, job.id)
+    assert job.result() == 3
+    assert testing.drain(isolated) == testing.Drained()
+
+
+def test_an_async_drain_runs_async_handlers_on_the_loop_of_the_test(isolated: Duly) -> None:
+    loops: list[Any] = []
+
+    @isolated.task
+    async def look(n: int) -> int:
+        loops.append(asyncio.get_running_loop())
+        return n
+
+    async def test() -> None:
+        job = await look.aenqueue(4)
+        drained = await testing.adrain(isolated)
+        assert drained.succeeded == 1
+        assert await job.aresult() == 4
+        assert loops == [asyncio.get_running_loop()]
+
+    asyncio.run(test())
+
+
+def test_a_drain_says_how_attempts_ended(isolated: Duly) -> None:
+    @isolated.task(max_attempts=2)
+    def end(how: str) -> None:
+        match how:
+            case "fails":
+                raise ValueError
+            case "snoozes":
+                raise Snooze("1h")
+            case "cancels":
+                raise Cancel("no need")
+            case "retries":
+                raise Retry("1h")
+
+    @isolated.task(max_attempts=1)
+    def die() -> None:
+        raise ValueError
+
+    for how in ("fails", "snoozes", "cancels", "retries", "does it"):
+        end.enqueue(how)
+    die.enqueue()
+    drained = testing.drain(isolated)
+    counts = (drained.failed, drained.snoozed, drained.cancelled, drained.succeeded, drained.dead)
+    assert counts == (2, 1, 1, 1, 1)
+    assert len(drained.jobs) == 6
+
+
+def test_jobs_run_one_by_one_in_their_order(isolated: Duly) -> None:
+    ran: list[str] = []
+
+    @isolated.task
+    def note(n: int) -> None:
+        ran.extend([f"begin {n}", f"end {n}"])
+
+    note.enqueue_many(note.call(n) for n in range(20))
+    testing.drain(isolated)
+    assert ran == [f"{what} {n}" for n in range(20) for what in ("begin", "end")]
+
+
+def test_a_drain_of_some_queues_leaves_the_others(isolated: Duly) -> None:
+    @isolated.task(queue="mail")
+    def mail() -> None: ...
+
+    @isolated.task
+    def other() -> None: ...
+
+    mail.enqueue()
+    other.enqueue()
+    assert testing.drain(isolated, queues=["mail"]).succeeded == 1
+    testing.assert_enqueued(other, state="ready")
+
+
+def test_a_drain_raises_the_first_error_if_asked_to_and_only_then(isolated: Duly) -> None:
+    errors = [ValueError("first"), TypeError("second")]
+
+    @isolated.task
+    def fail(n: int) -> None:
+        raise errors[n]
+
+    fail.enqueue(0)
+    fail.enqueue(1)
+    assert testing.drain(isolated).failed == 2
+    fail.enqueue(0)
+    fail.enqueue(1)
+    with pytest.raises(ValueError, match="first") as raised:
+        testing.drain(isolated, raises=True)
+    assert raised.value is errors[0]
+    assert len(testing.enqueued(fail, state="scheduled")) == 4
+
+
+def test_a_task_that_wants_a_process_of_its_own_runs_here(isolated: Duly) -> None:
+    ran: list[str] = []
+
+    @isolated.task(isolation="process")
+    def alone() -> None:
+        ran.append(threading.current_thread().name)
+
+    @isolated.task(isolation="process")
+    async def aalone() -> None:
+        ran.append(threading.current_thread().name)
+
+    alone.enqueue()
+    aalone.enqueue()
+    assert testing.drain(isolated).succeeded == 2
+    assert len(ran) == 2
+    assert "MainThread" not in ran
+
+
+def test_a_drain_leaves_jobs_that_nobody_knows_as_a_worker_would(isolated: Duly, request: Any) -> None:
+    other = Duly(isolated.settings.url.dsn or isolated.settings.url.path)
+    request.addfinalizer(other.close)
+
+    @other.task
+    def unknown() -> None: ...
+
+    unknown.enqueue()
+    testing.drain(isolated)
+    testing.assert_enqueued(unknown, state="waiting")
+    assert testing.drain(other).succeeded == 1
+
+
+def test_a_job_that_did_not_start_in_time_is_not_run(isolated: Duly) -> None:
+    @isolated.task
+    def late() -> None: ...
+
+    with testing.frozen(isolated) as clock:
+        job = late.using(expires="1m").enqueue()
+        clock.advance("2m")
+        assert testing.drain(isolated).succeeded == 0
+        assert found(isolated, job.id).reason == "expired"
+
+
+# The clock
+
+
+def test_an_hour_passes_when_the_clock_is_moved_by_an_hour(isolated: Duly) -> None:
+    due: list[datetime] = []
+
+    @isolated.task
+    def remind(ctx: SyncCtx) -> None:
+        due.append(ctx.due_at)
+
+    with testing.frozen(isolated, NOON) as clock:
+        remind.using(delay="1h").enqueue()
+        assert testing.drain(isolated).succeeded == 0
+        clock.advance("59m")
+        assert testing.drain(isolated).succeeded == 0
+        assert clock.advance(60) == clock.now == NOON + timedelta(hours=1)
+        assert testing.drain(isolated).succeeded == 1
+    assert due == [NOON + timedelta(hours=1)]
+
+
+def test_everything_is_dated_by_the_clock_that_stands(isolated: Duly) -> None:
+    @isolated.task(key=lambda n: f"n{n}")
+    def once(n: int) -> int:
+        return n
+
+    noon = NOON.timestamp() * 1000
+    with testing.frozen(isolated, NOON) as clock:
+        job = once.enqueue(1)
+        clock.set(NOON + timedelta(minutes=1))
+        testing.drain(isolated)
+        record = found(isolated, job.id)
+        assert (record.created_at, record.finished_at) == (noon, noon + 60_000)
+        assert once.enqueue(1).deduplicated
+        clock.advance("16d")  # longer than a key is remembered
+        assert not once.enqueue(1).deduplicated
+        isolated.pause(queue="default", why="test")
+        [pause] = isolated.paused()
+        assert pause.paused_at == clock.now.timestamp() * 1000
+
+
+def test_what_is_enqueued_and_finished_on_a_callers_connection_is_dated_too(app: Duly) -> None:
+    @app.task
+    def charge(ctx: SyncCtx) -> str:
+        conn = sqlite3.connect(app.settings.url.path or "", isolation_level=None)
+        conn.execute("begin immediate")
+        ctx.commit(conn, result="paid")
+        conn.commit()
+        conn.close()
+        return "paid"
+
+    @app.task
+    async def acharge(ctx: Ctx) -> str:
+        conn = sqlite3.connect(app.settings.url.path or "", isolation_level=None)
+        conn.execute("begin immediate")
+        await ctx.commit(conn, result="paid")
+        conn.commit()
+        conn.close()
+        return "paid"
+
+    with testing.isolated(app), testing.frozen(app, NOON):
+        app.migrate()
+        conn = sqlite3.connect(app.settings.url.path or "")
+        job = charge.using(conn=conn).enqueue()
+        ajob = asyncio.run(acharge.using(conn=conn).aenqueue())
+        conn.commit()
+        conn.close()
+        assert testing.drain(app).succeeded == 2
+        for record in (found(app, job.id), found(app, ajob.id)):
+            assert record.created_at == record.finished_at == NOON.timestamp() * 1000
+            assert record.result == "paid"
+
+
+def test_the_clock_goes_on_when_the_with_ends(isolated: Duly) -> None:
+    @isolated.task
+    def hello() -> None: ...
+
+    with testing.frozen(isolated, NOON):
+        with testing.frozen(isolated, NOON + timedelta(days=1)) as inner:
+            assert found(isolated, hello.enqueue().id).created_at == inner.now.timestamp() * 1000
+        assert found(isolated, hello.enqueue().id).created_at == NOON.timestamp() * 1000
+    created = found(isolated, hello.enqueue().id).created_at
+    assert abs(created / 1000 - datetime.now(UTC).timestamp()) < 60
+    assert "execute" not in isolated.driver.__dict__
+
+
+def test_a_clock_without_a_moment_stands_at_the_present(isolated: Duly) -> None:
+    with testing.frozen(isolated) as clock:
+        assert abs(clock.now - datetime.now(UTC)) < timedelta(minutes=1)
+        assert clock.now.tzinfo is UTC
+        assert repr(clock) == f"<clock at {clock.now.isoformat()}>"
+
+
+@pytest.mark.parametrize(
+    ("move", "hint"),
+    [
+        (lambda clock: clock.advance("-5m"), "negative"),
+        (lambda clock: clock.advance(timedelta(seconds=-1)), "negative"),
+        (lambda clock: clock.advance("5 apples"), "the units are"),
+        (lambda clock: clock.set(NOON - timedelta(seconds=1)), "does not go back"),
+        (lambda clock: clock.set(datetime(2031, 1, 1)), "no time zone"),
+    ],
+)
+def test_a_wrong_move_of_the_clock_is_refused(app: Duly, move: Callable[[Any], Any], hint: str) -> None:
+    with testing.isolated(app), testing.frozen(app, NOON) as clock:
+        with pytest.raises(ConfigError, match=hint):
+            move(clock)
+        assert clock.now == NOON
+
+
+def test_retries_run_to_their_end_without_waiting(isolated: Duly) -> None:
+    attempts: list[int] = []
+
+    @isolated.task(max_attempts=4, backoff=["1m", "10m", "1h"])
+    def flaky(ctx: SyncCtx) -> None:
+        attempts.append(ctx.attempt)
+        raise ConnectionError("down")
+
+    with testing.frozen(isolated, NOON) as clock:
+        flaky.enqueue()
+        drained = testing.drain(isolated, scheduled=True)
+        assert clock.now - NOON == timedelta(minutes=71)
+    assert attempts == [1, 2, 3, 4]
+    assert (drained.failed, drained.dead) == (3, 1)
+
+
+def test_draining_what_is_scheduled_needs_a_frozen_clock(app: Duly) -> None:
+    with testing.isolated(app), pytest.raises(ConfigError, match=r"with testing\.frozen\(app\)"):
+        testing.drain(app, scheduled=True)
+
+
+def test_draining_what_is_scheduled_leaves_what_is_paused(app: Duly) -> None:
+    @app.task
+    def later() -> None: ...
+
+    with testing.isolated(app), testing.frozen(app):
+        later.using(delay="1h").enqueue()
+        app.pause(queue="default", why="test")
+        assert testing.drain(app, scheduled=True).succeeded == 0
+        app.resume(queue="default")
+        assert testing.drain(app, scheduled=True).succeeded == 1
+
+
+def test_a_job_that_snoozes_for_ever_does_not_hang_the_drain(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duly.testing.draining.MOST_ROUNDS", 5)
+
+    @app.task
+    def again() -> None:
+        raise Snooze("1h")
+
+    with testing.isolated(app), testing.frozen(app):
+        again.enqueue()
+        with pytest.raises(AssertionError, match="after 5 moves of the clock"):
+            testing.drain(app, scheduled=True)
+
+
+def test_draining_what_is_scheduled_in_some_queues_leaves_the_others_and_their_time(app: Duly) -> None:
+    @app.task
+    def later() -> None: ...
+
+    with testing.isolated(app), testing.frozen(app, NOON) as clock:
+        later.using(delay="1h", queue="elsewhere").enqueue()
+        later.using(delay="1m").enqueue()
+        assert testing.drain(app, queues=["default"], scheduled=True).succeeded == 1
+        assert clock.now == NOON + timedelta(minutes=1)
+        assert testing.drain(app, scheduled=True).succeeded == 0  # due by then, and in a queue of no task
+        assert clock.now == NOON + timedelta(hours=1)
+
+
+def test_moving_the_clock_wakes_workers_that_sleep(isolated: Duly) -> None:
+    called: list[str] = []
+    with testing.frozen(isolated) as clock:
+        watch = isolated.driver.watch(lambda: called.append("woken"))
+        clock.advance("1h")
+        assert called == ["woken"]
+        watch.close()
+
+
+# Inline
+
+
+def test_an_inline_enqueue_returns_when_the_job_and_its_children_have_run(isolated: Duly) -> None:
+    ran: list[str] = []
+
+    @isolated.task
+    def child(name: str) -> None:
+        ran.append(name)
+
+    @isolated.task
+    async def achild(name: str) -> None:
+        ran.append(name)
+
+    @isolated.task
+    def parent() -> str:
+        child.enqueue("sync in sync")
+        achild.enqueue("async in sync")
+        ran.append("parent")
+        return "done"
+
+    @isolated.task
+    async def aparent() -> str:
+        await achild.aenqueue("async in async")
+        child.enqueue("sync in async")
+        ran.append("aparent")
+        return "done"
+
+    with testing.inline(isolated):
+        assert parent.enqueue().result() == "done"
+        assert aparent.enqueue().result() == "done"
+    assert ran == ["sync in sync", "async in sync", "parent", "async in async", "sync in async", "aparent"]
+    testing.assert_enqueued(child, state="succeeded", count=2)
+
+
+def test_inline_works_inside_a_running_loop(isolated: Duly) -> None:
+    @isolated.task
+    def add(a: int) -> int:
+        return a + 1
+
+    @isolated.task
+    async def aadd(a: int) -> int:
+        return a + 1
+
+    async def test() -> list[int]:
+        with testing.inline(isolated):
+            jobs = [add.enqueue(1), aadd.enqueue(2), await add.aenqueue(3), await aadd.aenqueue(4)]
+            return [job.result(timeout=0) for job in jobs]
+
+    assert asyncio.run(test()) == [2, 3, 4, 5]
+
+
+def test_inline_runs_many_before_it_returns(isolated: Duly) -> None:
+    ran: list[int] = []
+
+    @isolated.task
+    def note(n: int) -> None:
+        ran.append(n)
+
+    with testing.inline(isolated):
+        note.enqueue_many(note.call(n) for n in range(5))
+        assert ran == [0, 1, 2, 3, 4]
+        asyncio.run(note.aenqueue_many(note.call(n) for n in range(5, 7)))
+    assert ran == [0, 1, 2, 3, 4, 5, 6]
+    note.enqueue(8)
+    assert ran[-1] == 6
+
+
+def test_what_an_inline_handler_raises_is_raised_to_whoever_enqueued(isolated: Duly) -> None:
+    error = ValueError("no such order")
+
+    @isolated.task
+    def fail() -> None:
+        raise error
+
+    @isolated.task
+    def parent() -> None:
+        fail.enqueue()
+
+    with testing.inline(isolated):
+        with pytest.raises(ValueError, match="no such order") as raised:
+            fail.enqueue()
+        assert raised.value is error
+        with pytest.raises(ValueError, match="no such order"):
+            asyncio.run(fail.aenqueue())
+        with pytest.raises(ValueError, match="no such order") as raised:
+            parent.enqueue()
+        assert raised.value is error
+    assert {job.state for job in testing.enqueued(fail)} == {State.SCHEDULED}
+
+
+def test_an_inline_failure_without_an_exception_is_told_too(isolated: Duly) -> None:
+    @isolated.task
+    def returns_what_is_no_json() -> Any:
+        return object()
+
+    with testing.inline(isolated), pytest.raises(JobError, match="object"):
+        returns_what_is_no_json.enqueue()
+
+
+def test_an_inline_job_that_snoozes_cancels_or_retries_raises_nothing(isolated: Duly) -> None:
+    @isolated.task
+    def end(how: str) -> None:
+        raise {"snooze": Snooze("1h"), "cancel": Cancel("no"), "retry": Retry("1h")}[how]
+
+    with testing.inline(isolated):
+        jobs = [end.enqueue(how) for how in ("snooze", "cancel", "retry")]
+    assert [found(isolated, job.id).state for job in jobs] == ["scheduled", "cancelled", "scheduled"]
+
+
+def test_an_inline_job_that_is_delayed_or_on_your_connection_waits(app: Duly) -> None:
+    ran: list[str] = []
+
+    @app.task
+    def note(what: str) -> None:
+        ran.append(what)
+
+    with testing.isolated(app), testing.inline(app):
+        app.migrate()
+        conn = sqlite3.connect(app.settings.url.path or "")
+        note.using(delay="1h").enqueue("delayed")
+        note.using(conn=conn).enqueue("staged")
+        assert ran == []
+        conn.commit()
+        conn.close()
+        testing.drain(app)
+        assert ran == ["staged"]
+
+
+def test_an_inline_job_runs_in_the_queue_that_it_was_enqueued_to(isolated: Duly) -> None:
+    @isolated.task
+    def hello() -> str:
+        return "hello"
+
+    with testing.inline(isolated):
+        assert hello.using(queue="elsewhere").enqueue().result(timeout=0) == "hello"
+
+
+def test_inline_keeps_keys(isolated: Duly) -> None:
+    @isolated.task(key="one")
+    def once(n: int) -> int:
+        return n
+
+    with testing.inline(isolated):
+        assert once.enqueue(1).result() == once.enqueue(1).result() == 1
+        assert once.enqueue(1).deduplicated
+        with pytest.raises(KeyConflict):
+            once.enqueue(2)
+
+
+def test_inline_inside_inline_is_refused(app: Duly) -> None:
+    with testing.inline(app), pytest.raises(ConfigError, match="holds already"), testing.inline(app):
+        pass
+    assert "_enqueue" not in app.__dict__
+
+
+def test_a_job_that_enqueues_itself_for_ever_is_refused_inline(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duly.testing.inlining.DEEPEST", 5)
+
+    @app.task
+    def again() -> None:
+        again.enqueue()
+
+    with testing.isolated(app), testing.inline(app), pytest.raises(ConfigError, match=r"5 jobs run inside one another"):
+        again.enqueue()
+
+
+# What was enqueued
+
+
+@pytest.fixture
+def mail(app: Duly) -> Iterator[Any]:
+    @app.task(queue="mail")
+    def mail(to: str, at: datetime | None = None, tags: set[str] | None = None) -> None: ...
+
+    with testing.isolated(app), testing.frozen(app, NOON):
+        yield mail
+
+
+def test_assert_enqueued_finds_a_job_by_any_of_its_traits(mail: Any) -> None:
+    job = mail.using(key="k", delay="5m").enqueue("ann", at=NOON, tags={"b", "a"})
+    mail.enqueue("bob")
+    for args, terms in (
+        ({"to": "ann"}, {}),
+        ({"at": NOON, "tags": {"a", "b"}}, {}),
+        ({}, {"key": "k"}),
+        ({}, {"state": State.SCHEDULED}),
+        ({}, {"due": "5m"}),
+        ({}, {"due": NOON + timedelta(minutes=5)}),
+        ({"to": "ann"}, {"queue": "mail", "count": 1, "state": "scheduled", "due": 300}),
+    ):
+        assert testing.assert_enqueued(mail, args, **terms).id == job.id
+    assert testing.assert_enqueued(mail, count=2).payload["to"] == "bob"  # the latest
+    assert [record.payload["to"] for record in testing.enqueued(mail)] == ["bob", "ann"]
+    assert testing.enqueued(mail, {"to": "eve"}) == []
+
+
+def test_what_is_not_there_is_refuted_and_what_is_there_is_not(mail: Any) -> None:
+    testing.refute_enqueued(mail)
+    mail.enqueue("ann")
+    testing.refute_enqueued(mail, {"to": "bob"})
+    testing.refute_enqueued(mail, due="5m")
+    testing.refute_enqueued(mail, due=int(NOON.timestamp()) % 1000)
+    with pytest.raises(AssertionError) as raised:
+        testing.refute_enqueued(mail, {"to": "ann"}, state="ready")
+    assert str(raised.value) == "there is a job of mail with to='ann', state ready\nthere is:\n  mail(to='ann') ready"
+
+
+def test_a_failing_assertion_says_what_is_there_and_what_differs(mail: Any) -> None:
+    mail.using(delay="1h").enqueue("bob")
+    with pytest.raises(AssertionError) as raised:
+        testing.assert_enqueued(mail, {"to": "ann", "at": NOON}, due="5m", queue="fast", key="k")
+    assert str(raised.value) == (
+        "no job of mail with to='ann', at='2030-01-01T12:00:00Z', key k, queue fast, due 5m after its enqueue\n"
+        "there is:\n"
+        "  mail(to='bob') scheduled: to is 'bob', at was not given, key is None, queue is mail, "
+        "due 1h after its enqueue"
+    )
+
+
+def test_a_failing_assertion_of_a_task_without_jobs_shows_others(app: Duly, mail: Any) -> None:
+    @app.task
+    def other(n: int) -> None: ...
+
+    with pytest.raises(AssertionError, match="there is no job of mail, and no other"):
+        testing.assert_enqueued(mail)
+    other.enqueue(1)
+    with pytest.raises(AssertionError, match=r"there is no job of mail; there is:\n  other\(n=1\) ready"):
+        testing.assert_enqueued(mail)
+
+
+def test_a_failing_assertion_lists_ten_at_most(mail: Any) -> None:
+    mail.enqueue_many(mail.call(f"n{n}") for n in range(25))
+    with pytest.raises(AssertionError) as raised:
+        testing.assert_enqueued(mail, count=3)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "25 jobs of mail, not 3"
+    assert (len(lines), lines[-1]) == (13, "  … and 15 more")
+
+
+def test_jobs_are_found_however_many_there_are(mail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duly.testing.expecting.PAGE", 10)
+    mail.enqueue_many(mail.call(f"n{n}") for n in range(25))
+    testing.assert_enqueued(mail, count=25)
+    testing.assert_enqueued(mail, {"to": "n0"})
+
+
+def test_jobs_that_have_ended_count_too(mail: Any, app: Duly) -> None:
+    mail.enqueue("ann")
+    testing.drain(app)
+    testing.assert_enqueued(mail, {"to": "ann"}, state="succeeded")
+
+
+def plain_function() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "hint"),
+    [
+        ({"too": "ann"}, {}, r"mail\(to, at, tags\) has no parameter 'too': did you mean 'to'\?"),
+        (["ann"], {}, "give a mapping"),
+        ({}, {"state": "redy"}, "state='redy' is none: scheduled, ready"),
+        ({}, {"due": "5 apples"}, "the units are"),
+        ({}, {"count": 0}, "refute_enqueued says that there is none"),
+    ],
+)
+def test_a_wrong_question_is_refused_with_a_hint(mail: Any, args: Any, options: Any, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        testing.assert_enqueued(mail, args, **options)
+
+
+def test_a_plain_function_is_no_task() -> None:
+    with pytest.raises(ConfigError, match=r"plain_function is a function, not a task: give what @app\.task made of it"):
+        testing.assert_enqueued(plain_function)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no task but of type str"):
+        testing.refute_enqueued("mail")  # type: ignore[arg-type]
+
+
+# Mistakes
+
+
+def test_a_handler_cannot_drain_isolate_or_wait_for_itself(app: Duly) -> None:
+    @app.task(max_attempts=1)
+    def drains() -> None:
+        testing.drain(app)
+
+    @app.task(max_attempts=1)
+    async def adrains() -> None:
+        await testing.adrain(app)
+
+    @app.task(max_attempts=1)
+    def isolates() -> None:
+        with testing.isolated(app):
+            pass
+
+    with testing.isolated(app), testing.inline(app):
+        for task, what in ((drains, "drain"), (adrains, "drain"), (isolates, "isolated")):
+            with pytest.raises(ConfigError, match=f"{what} was called by the handler of {task.name}"):
+                task.enqueue()
+
+
+def test_a_sync_drain_inside_a_loop_is_refused_with_its_twin(app: Duly) -> None:
+    async def test() -> None:
+        testing.drain(app)
+
+    with pytest.raises(ConfigError, match=r"await testing\.adrain\(app\)"):
+        asyncio.run(test())
+
+
+def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
+    with pytest.raises(AttributeError, match=r"duly\.testing has no 'drained': it has Clock, .* drain,"):
+        _ = testing.drained  # type: ignore[attr-defined]
+    assert all(getattr(testing, name) for name in testing.__all__)
+
+
+def test_nothing_of_the_product_imports_the_test_helpers() -> None:
+    code = "import sys, duly.app, duly.worker, duly.cli; sys.exit('duly.testing' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,638 @@
+"""Writes docs/reference from the code: `python -m tests.reference_page`.
+
+A test compares the pages with what this would write. What the code does not say in words, such as the meaning of a
+setting, stands here; a setting, event or table without its words is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import GenericAlias, ModuleType
+from typing import Any
+
+import click
+
+import duly
+from duly import app, backoff, context, dead, durations, errors, events, signals, tasks
+from duly.cli import COMMANDS, main
+from duly.settings import Settings
+from duly.store import migrate
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "reference"
+SOURCE = ROOT / "src" / "duly"
+NOTE = "<!-- Written by `python -m tests.reference_page`. Change the code, not this page. -->"
+
+SETTINGS = {
+    "url": "the database: a path, `sqlite:///path`, `postgresql://user@host/db`",
+    "listen_url": "PostgreSQL: a direct connection for wake-ups, where `url` goes through PgBouncer",
+    "schema": "PostgreSQL: the schema of the tables",
+    "prepared": "PostgreSQL: prepare statements; false behind PgBouncer in transaction mode",
+    "durability": "SQLite's `synchronous`: `full`, or `normal`, which may lose the last commits in a power cut",
+    "max_attempts": "how often a job runs at most, where its task says nothing",
+    "max_payload": "how many bytes of JSON the arguments of a job may be",
+    "lease": "how long a dead worker's job stays with it, where its task says nothing; a beat is a third of it",
+    "keep": "how long a finished job is kept, where its task says nothing; dead ones are kept for ever",
+    "result_ttl": "how long a result is kept, where its task says nothing",
+    "key_ttl": "how long the key of a job that succeeded is remembered, with its result",
+    "poll": "how often an idle worker looks by itself, whether or not it was woken",
+    "busy_timeout": "SQLite: how long a locked file is waited for",
+    "connect_timeout": "PostgreSQL: how long a server is waited for",
+    "grace": "how long running handlers may go on when their worker is to stop",
+}
+
+LOGGED = {
+    "dev.sync_call": "`duly dev`: a sync call inside a running event loop, which stands still meanwhile",
+    "job.cancelled": "the job ended as cancelled",
+    "job.crashed": "the process of its own in which the job ran has died",
+    "job.dead": "the job is out of attempts, or not to be retried",
+    "job.ended_late": "a handler that had been given up on has ended; its result does not count",
+    "job.failed": "the attempt failed, and there will be another (`retry_in_ms`)",
+    "job.lease_lost": "another worker owns the job; the handler is told",
+    "job.lost": "the attempt has ended, but another worker owns the job by now; nothing was written",
+    "job.not_judged": "it could not be judged how the attempt ended, say because a backoff of your own raised",
+    "job.not_recorded": "the database refuses to record how the attempt ended; the job is rescued after its lease",
+    "job.partial": "some of it was delivered, and nothing is left to try",
+    "job.raised_after_commit": "the handler raised after `ctx.commit`; the job has succeeded all the same",
+    "job.released": "the job was given back without counting the attempt",
+    "job.rescued": "the lease of a dead worker's job was taken; the job runs again",
+    "job.snoozed": "the handler asked to be called again later",
+    "job.stalled": "the handler has not called `ctx.heartbeat()` for longer than `stall_after`",
+    "job.stuck": "a thread does not end after its timeout; its slot stays taken",
+    "job.succeeded": "the attempt succeeded",
+    "job.waiting": "the job waits for something that is not a time",
+    "handler.left_pending": "a handler has ended, and tasks that it started still run (`pending` names them)",
+    "handler.unforeseen": "something around a handler failed that should not; the attempt counts as failed",
+    "listener.failed": "a listener of `app.events` raised",
+    "postgres.listen_lost": "the connection for wake-ups is gone; until it is back, workers look every second",
+    "sqlite.checkpoint_busy": "a checkpoint found a reader in its way; the write-ahead log grows until the next one",
+    "sqlite.checkpoint_failed": "a checkpoint failed; it is tried again",
+    "supervisor.cannot_start": "no process can be started just now; it is tried again",
+    "supervisor.started_worker": "a worker process was started",
+    "supervisor.stopped": "all worker processes have ended",
+    "supervisor.stopping": "the supervisor was told to stop, and tells its workers",
+    "supervisor.worker_died": "a worker process ended by itself; it is started again",
+    "suspects.failed": "suspects could not be looked for; it is tried again",
+    "suspects.no_process": "no process can be started for a suspect; it waits",
+    "upkeep.failed": "rescuing, promoting or pruning failed; it is tried again",
+    "watch.deaf": "a wake-up came for a worker that has gone",
+    "worker.about": "what runs here and on what (`--log-json`)",
+    "worker.beat_failed": "leases could not be extended; it is tried again at once",
+    "worker.connecting": "the first connection takes longer than a second",
+    "worker.disconnected": "the database is away",
+    "worker.found_database": "the database is there, after having been away at the start",
+    "worker.loop_blocked": "the event loop has not answered for long: a handler blocks it",
+    "worker.no_tasks": "the app has no tasks, so there is nothing to run",
+    "worker.pulse_not_written": "the file for `duly check --worker` cannot be written",
+    "worker.reconnected": "the database is back",
+    "worker.restarting": "half of the threads are stuck; the process begins anew",
+    "worker.started": "the worker works",
+    "worker.stopped": "the worker has ended",
+    "worker.stopping": "the worker claims no more, and lets handlers end",
+    "worker.summary": "how many jobs ended how in the last minute",
+    "worker.unknown_queue": "no task of the app has this queue of `--queues`",
+    "worker.waiting_for_database": "the database is away at the start; it is waited for",
+}
+
+RECORDED = {
+    "database.held": "a database restored from a backup was held: nothing runs before it is resumed",
+    "job.cancel_requested": "somebody asked a running job to stop",
+    "job.cancelled": "somebody cancelled a job, or it expired",
+    "job.dead": "a job died",
+    "job.partial": "a job ended partial",
+    "job.purged": "somebody deleted a dead job",
+    "job.replayed": "somebody ran a dead job again",
+    "job.resolved": "somebody settled a dead job for good",
+    "job.retried": "somebody made a job due now",
+    "queue.paused": "somebody paused a queue",
+    "queue.resumed": "somebody resumed a queue",
+    "task.paused": "somebody paused a task",
+    "task.resumed": "somebody resumed a task",
+}
+
+TABLES = {
+    "duly_meta": "the number of the schema, and the oldest code that can work with it",
+    "duly_job": "live jobs: scheduled, ready, running, waiting",
+    "duly_done": "ended jobs: succeeded, partial, dead, cancelled",
+    "duly_key": "idempotency by (task, key)",
+    "duly_attempt": "attempts that did not succeed",
+    "duly_step": "what a job has done",
+    "duly_batch": "counters and callbacks of batches",
+    "duly_schedule": "what recurs",
+    "duly_fire": "what schedules have fired",
+    "duly_queue": "what is paused, one row a queue or task",
+    "duly_worker": "who is alive and what it knows",
+    "duly_event": "who did what and why",
+    "duly_jobs": "live and finished jobs together",
+    "duly_dead": "dead jobs that nobody has replayed or resolved",
+    "duly_attempts": "attempts that did not succeed",
+    "duly_events": "who did what and why",
+    "duly_fires": "what schedules have fired",
+}
+
+
+HOW_COMMANDS = """\
+`duly COMMAND --help` says the same. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such job.
+
+- Every option can be given as a variable: `DULY_`, the command, the option, as in `DULY_PRUNE_KEEP`.
+- Answers go to stdout, everything else to stderr. `--json` is for programs.
+- What changes many jobs at once asks first: `--dry-run` says what it would do, `--yes` does it without asking.
+- An id may be shortened to its first digits, as long as only one job has them.
+- Completion in bash: `eval "$(_DULY_COMPLETE=bash_source duly)"`; `zsh_source` and `fish_source` for others."""
+HOW_SETTINGS = """\
+An argument of `Duly(…)` or an option wins over the variable, that over `duly.toml` in this folder, that over the
+default. Durations are `"250ms"`, `"30s"`, `"5m"`, `"1h30m"`, seconds or a `timedelta`. A name that is no setting is
+refused, and the one that was probably meant is named."""
+MORE_SETTINGS = """\
+What a task says (`@app.task(lease="2m")`) wins over `max_attempts`, `lease`, `keep` and `result_ttl`.
+
+`$DULY_RUN_DIR` is the folder of the files that `duly check --worker` reads; without it, one of this user's own in
+the folder for temporary files."""
+HOW_ERRORS = """\
+Everything duly raises on purpose is a `duly.errors.DulyError`. A message says what happened, where, and what to do
+next. The codes are stable. On the command line a `ConfigError` ends with exit code 2, a `JobNotFound` with 3, every
+other with 1."""
+HOW_LOGGED = """\
+The message of a log line is the event's name, the rest is in `extra`. Where a job is concerned: `job_id task queue
+attempt max_attempts correlation_id causation_id idempotency_key subject`, at the end of an attempt also `outcome
+error_class error reason retry_in_ms ran_ms`. Payloads are not logged. The loggers are `duly.worker`,
+`duly.supervisor` and `duly.store`.
+
+`@app.events.listen` hears every `job.…` event, and when the worker starts and stops."""
+HOW_TABLES = """\
+On PostgreSQL they are in the schema `duly`, or in your own. Payloads, results and envelopes are JSON text. Times
+end in `_at` or `_until`, or are called `at`, and are whole milliseconds UTC."""
+
+
+def pages() -> dict[str, str]:
+    """Give every page of the reference by its name."""
+    written = {
+        "commands": commands_page(),
+        "settings": settings_page(),
+        "errors": errors_page(),
+        "api": api_page(),
+        "events": events_page(),
+        "tables": tables_page(),
+    }
+    return {f"{name}.md": f"{text.strip()}\n" for name, text in written.items()}
+
+
+# Commands
+
+
+def commands_page() -> str:
+    """Write every command with its options and examples."""
+    lines = [
+        "# Commands",
+        NOTE,
+        HOW_COMMANDS,
+        table(
+            ["command", "does"],
+            [(f"[`duly {name}`](#duly-{name})", text) for name, text in sorted(COMMANDS.items())],
+        ),
+    ]
+    ctx = click.Context(main, info_name="duly")
+    for name in sorted(COMMANDS):
+        found = main.get_command(ctx, name)
+        assert found is not None
+        lines += list(one_command(found, f"duly {name}", 2))
+    return "\n\n".join(lines)
+
+
+def one_command(command: click.Command, path: str, level: int) -> Iterator[str]:
+    """Write a command, and those below it."""
+    yield f"{'#' * level} {path}"
+    yield prose(command.help)
+    arguments = [param for param in command.params if isinstance(param, click.Argument)]
+    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+    if isinstance(command, click.Group):
+        for name, below in sorted(command.commands.items()):
+            yield from one_command(below, f"{path} {name}", level + 1)
+        return
+    words = [
+        path,
+        *map(argument_word, arguments),
+        *(["[OPTIONS]"] if options else []),
+    ]
+    yield f"```text\n{' '.join(words)}\n```"
+    if options:
+        yield table(["option", "means"], [(option_names(one), option_means(one)) for one in options])
+    if command.epilog:
+        yield examples(command.epilog)
+
+
+def argument_word(argument: click.Argument) -> str:
+    """Write an argument as the usage line shows it."""
+    word = argument.metavar or str(argument.name).upper()
+    return word if argument.required or word.startswith("[") else f"[{word}]"
+
+
+def option_names(option: click.Option) -> str:
+    """Write how an option is given."""
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    if option.is_flag or option.count:
+        return names
+    return f"{names} {code(metavar(option))}"
+
+
+def metavar(option: click.Option) -> str:
+    """Say what an option takes, whatever version of click asks."""
+    if option.metavar:
+        return option.metavar
+    if isinstance(option.type, click.Choice):
+        return "|".join(str(choice) for choice in option.type.choices)
+    return {"integer range": "INTEGER", "float range": "FLOAT"}.get(option.type.name, option.type.name.upper())
+
+
+def option_means(option: click.Option) -> str:
+    """Write what an option means, with its default where it shows one."""
+    text = cell(option.help or "")
+    if isinstance(option.show_default, str):
+        return f"{text} Default: {option.show_default}."
+    if option.show_default and not callable(option.default):
+        return f"{text} Default: {option.default}."
+    return text
+
+
+def examples(epilog: str) -> str:
+    """Write the examples of a command."""
+    parts = re.split(r"^\s*\\b\n|\x08\n?", inspect.cleandoc(epilog.replace("\b", "\x08")), flags=re.MULTILINE)
+    return "\n\n".join(f"```text\n{part.strip()}\n```" for part in parts if part.strip())
+
+
+def prose(text: str | None) -> str:
+    """Write a docstring as paragraphs; what click is told not to wrap stays as it is."""
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    written = [
+        f"```text\n{inspect.cleandoc(one.partition(chr(8))[2])}\n```" if chr(8) in one else " ".join(one.split())
+        for one in paragraphs
+    ]
+    return "\n\n".join(written)
+
+
+# Settings
+
+
+def settings_page() -> str:
+    """Write every setting with its variable, default and meaning."""
+    fields = {name: field for name, field in Settings.__dataclass_fields__.items() if name != "origins"}
+    names = {field: field.removesuffix("_ms") for field in fields}
+    known(SETTINGS, names.values(), "setting")
+    rows = [
+        (f"`{names[field]}`", f"`$DULY_{names[field].upper()}`", default(field), cell(SETTINGS[names[field]]))
+        for field in fields
+    ]
+    return "\n\n".join(
+        [
+            "# Settings",
+            NOTE,
+            HOW_SETTINGS,
+            table(["setting", "variable", "default", "means"], rows),
+            MORE_SETTINGS,
+        ]
+    )
+
+
+def default(field: str) -> str:
+    """Write the default of a setting."""
+    value = getattr(Settings(), field)
+    if value is None:
+        return "none"
+    if field.endswith("_ms"):
+        return durations.describe(value)
+    return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else f"`{value}`"
+
+
+# Errors
+
+
+def errors_page() -> str:
+    """Write the tree of errors and their codes."""
+    tree = inspect.cleandoc(errors.__doc__ or "").partition("\n\n")[2].partition("\n\nEach class")[0]
+    rows = [
+        (f"`{one.__name__}`", f"`{one.code}`", cell(first_paragraph(one)))
+        for one in vars(errors).values()
+        if inspect.isclass(one) and issubclass(one, errors.DulyError)
+    ]
+    return "\n\n".join(
+        [
+            "# Errors",
+            NOTE,
+            HOW_ERRORS,
+            f"```text\n{tree}\n```",
+            table(["error", "code", "means"], rows),
+        ]
+    )
+
+
+# The public API
+
+
+def api_page() -> str:
+    """Write every public name with its signature and its sentence."""
+    lines = [
+        "# Python",
+        NOTE,
+        "Sync calls are plain; each has an async twin with an `a` in front, which is left out here.",
+    ]
+    lines += section("duly.Duly", app.Duly, skip={"spec", "settings", "driver", "dead", "tasks"})
+    lines += ["### Options of `@app.task`", code_block(signature("task", tasks.define, drop=1))]
+    lines += ["### Filters of `list`", names_of(app.JobFilters)]
+    lines += ["### Options of `worker`, `run` and `arun`", names_of(app.WorkerOptions)]
+    lines += section("duly.tasks.Task", tasks.Task)
+    lines += section("duly.app.Job", app.Job)
+    lines += section("app.dead", dead.Dead)
+    lines += ["### Filters of `dead.list` and `dead.replay_all`", names_of(dead.DeadFilters)]
+    lines += section("duly.Ctx", context.Ctx, also=context._Context, keep_async=True)
+    lines += section("duly.SyncCtx", context.SyncCtx, only={"progress", "heartbeat", "commit"})
+    lines += ["Its properties are those of `Ctx`."]
+    lines += ["## Signals", "Raised by a handler to say how its attempt ends."]
+    for signal in (signals.Snooze, signals.Cancel, signals.Retry):
+        lines += [
+            f"### duly.{signal.__name__}",
+            code_block(signature(signal.__name__, signal)),
+            first_paragraph(signal),
+        ]
+    lines += ["## duly.backoff", first_paragraph(backoff)]
+    for function in (backoff.exponential, backoff.fixed, backoff.linear, backoff.delays):
+        lines += [f"### backoff.{function.__name__}", code_block(signature(function.__name__, function)), doc(function)]
+    lines += section("app.events", events.Events, only={"listen"})
+    return "\n\n".join([*lines, *testing_section()])
+
+
+def testing_section() -> Iterator[str]:
+    """Write what `duly.testing` offers, where it is there."""
+    try:
+        testing = importlib.import_module("duly.testing")
+    except ModuleNotFoundError:
+        return
+    yield "## duly.testing"
+    yield doc(testing)
+    for name in sorted(testing.__all__):
+        found = getattr(testing, name)
+        if isinstance(found, ModuleType):
+            continue
+        yield f"### testing.{name}"
+        if inspect.isfunction(found):
+            yield code_block(signature(name, found))
+        yield doc(found)
+        if inspect.isclass(found) and not issubclass(found, BaseException):
+            fields = [one for one in inspect.get_annotations(found) if not one.startswith("_")]
+            if fields:
+                yield f"Fields: {', '.join(f'`{one}`' for one in fields)}."
+            for member, value in vars(found).items():
+                if not member.startswith("_") and member not in fields:
+                    yield from one_member(name, member, value)
+
+
+def section(
+    title: str,
+    owner: type,
+    *,
+    also: type | None = None,
+    skip: Iterable[str] = (),
+    only: Iterable[str] | None = None,
+    keep_async: bool = False,
+) -> Iterator[str]:
+    """Write a class with its public methods and properties, in the order of its code."""
+    yield f"## {title}"
+    yield doc(owner)
+    if owner is app.Duly:
+        yield code_block(signature("Duly", owner.__init__, drop=1))
+    members = {**(vars(also) if also else {}), **vars(owner)}
+    for name, member in members.items():
+        if name.startswith("_") or name in skip or (only is not None and name not in only):
+            continue
+        if not keep_async and inspect.iscoroutinefunction(member) and name.startswith("a") and name[1:] in members:
+            continue
+        yield from one_member(title, name, member)
+
+
+def one_member(title: str, name: str, member: Any) -> Iterator[str]:
+    """Write one method or property."""
+    owner = title.rpartition(".")[2] if title.startswith("duly.") else title
+    if isinstance(member, property):
+        yield f"### {owner}.{name}"
+        yield doc(member)
+    elif inspect.isfunction(member):
+        yield f"### {owner}.{name}"
+        yield code_block(signature(name, member, drop=1))
+        yield doc(member)
+
+
+def signature(name: str, function: Callable[..., Any], drop: int = 0) -> str:
+    """Write a signature as its source says it, one parameter a line where it is long."""
+    found = inspect.signature(function)
+    parameters = list(found.parameters.values())[drop:]
+    words, star = [], False
+    for one in parameters:
+        if one.kind is one.KEYWORD_ONLY and not star:
+            words.append("*")
+            star = True
+        star = star or one.kind is one.VAR_POSITIONAL
+        words.append(parameter(one))
+    answer = "" if found.return_annotation is found.empty else annotation(found.return_annotation)
+    makes = inspect.isclass(function) or name in ("Duly", "task")
+    if hasattr(function, "__wrapped__") and answer.startswith("Iterator["):  # made by @contextmanager
+        answer = f"ContextManager[{answer.removeprefix('Iterator[')}"
+    arrow = f" -> {answer}" if answer and not makes else ""
+    name = f"async {name}" if inspect.iscoroutinefunction(function) else name
+    line = f"{name}({', '.join(words)}){arrow}"
+    if len(line) <= 110:
+        return line
+    return f"{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){arrow}"
+
+
+def parameter(one: inspect.Parameter) -> str:
+    """Write one parameter."""
+    stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    said = "" if one.annotation is one.empty else f": {annotation(one.annotation)}"
+    if one.default is one.empty:
+        return f"{stars}{one.name}{said}"
+    return f"{one.name}{said} = {one.default!r}" if said else f"{one.name}={one.default!r}"
+
+
+def annotation(said: Any) -> str:
+    """Write an annotation; ours are texts, so that no version of Python writes them in its own way."""
+    text = said if isinstance(said, str) else getattr(said, "__name__", str(said))
+    for alias, meaning in ALIASES.items():
+        text = re.sub(rf"\b{alias}\b", meaning, text)
+    return text
+
+
+# Names that only the code needs: in classes with a method `list`, lists have other names.
+LISTS = {
+    name: f"list[{value.__args__[0].__name__}]"
+    for module in (app, dead)
+    for name, value in vars(module).items()
+    if isinstance(value, GenericAlias) and value.__origin__ is list
+}
+ALIASES = {**LISTS, "R_co": "R", r"backoffs\.Backoff": "Backoff", r"keys\.Key": "str | Callable[..., str]"}
+
+
+def names_of(options: Any) -> str:
+    """List the keys of a typed dict."""
+    return ", ".join(f"`{name}`" for name in options.__annotations__)
+
+
+# Events
+
+
+def events_page() -> str:
+    """Write the names that appear in the log and in duly_event."""
+    logged, recorded = logged_names(), recorded_names()
+    known(LOGGED, logged, "logged event", exactly=False)
+    known(RECORDED, recorded, "recorded event", exactly=False)
+    return "\n\n".join(
+        [
+            "# Events",
+            NOTE,
+            "## In the log",
+            HOW_LOGGED,
+            table(["event", "means"], [(f"`{name}`", cell(LOGGED[name])) for name in sorted(logged)]),
+            "## In the table `duly_event`",
+            "Rare, meaningful things, with who, when and why: never a row for each job.",
+            table(["event", "means"], [(f"`{name}`", cell(RECORDED[name])) for name in sorted(recorded)]),
+        ]
+    )
+
+
+LOG_CALL = re.compile(r"(?:log|self\._log)\.(?:debug|info|warning|error|exception)\(\s*\"([a-z]+\.[a-z_]+)\"")
+TOLD = re.compile(r"\"((?:job|worker)\.[a-z_]+)\", logging\.[A-Z]+|\.tell\(\s*\"([a-z]+\.[a-z_]+)\"")
+
+
+def logged_names() -> set[str]:
+    """Find the names of events in the code."""
+    found: set[str] = set()
+    for file in SOURCE.rglob("*.py"):
+        text = file.read_text("utf-8")
+        found |= set(LOG_CALL.findall(text))
+        found |= {one or other for one, other in TOLD.findall(text)}
+    return found
+
+
+def recorded_names() -> set[str]:
+    """Find the names of events in the SQL, and in the operations that hand them to it."""
+    found: set[str] = set()
+    for file in [*(SOURCE / "store" / "sql").rglob("*.sql"), SOURCE / "store" / "ops.py"]:
+        for name in re.findall(r"['\"]((?:job|database)\.[a-z_]+)['\"]", file.read_text("utf-8")):
+            found.add(name)
+    for file in (SOURCE / "store" / "sql" / "sqlite").glob("*.sql"):
+        text = file.read_text("utf-8")
+        found |= {f"job.{state}" for state in ("dead", "partial", "cancelled") if "'job.' || state" in text}
+        for verb in re.findall(r"\|\| '\.(paused|resumed)'", text):
+            found |= {f"queue.{verb}", f"task.{verb}"}
+    return found
+
+
+# Tables
+
+
+def tables_page() -> str:
+    """Write the tables and views with their columns."""
+    conn = sqlite3.connect(":memory:")
+    for step in migrate.migrations("sqlite"):
+        conn.executescript(step.text)
+    found = conn.execute("select type, name from sqlite_master where type in ('table', 'view') and name like 'duly%'")
+    kinds = {name: kind for kind, name in found}
+    known(TABLES, kinds, "table or view")
+    views = [name for name in TABLES if kinds[name] == "view"]
+    rows = [
+        (f"`{name}`", cell(TABLES[name]), " ".join(f"`{one}`" for one in view_columns(conn, name))) for name in views
+    ]
+    lines = [
+        "# Tables and views",
+        NOTE,
+        HOW_TABLES,
+        "## Views, for people",
+        "They show times twice, in milliseconds and readable. Their columns stay; nothing of duly reads them.",
+        table(["view", "shows", "columns"], rows),
+        "## Tables",
+        "These may change with each schema: read them, and change them through duly.",
+    ]
+    for name in TABLES:
+        if kinds[name] == "table":
+            columns = conn.execute(f"select name, type, \"notnull\", pk from pragma_table_info('{name}')").fetchall()
+            lines += [
+                f"### {name}",
+                TABLES[name].capitalize() + ".",
+                table(["column", "type", ""], map(column, columns)),
+            ]
+    conn.close()
+    return "\n\n".join(lines)
+
+
+def view_columns(conn: sqlite3.Connection, name: str) -> list[str]:
+    """List the columns of a view."""
+    return [row[0] for row in conn.execute(f"select name from pragma_table_info('{name}')")]
+
+
+def column(row: tuple[str, str, int, int]) -> tuple[str, str, str]:
+    """Write one column."""
+    name, kind, required, key = row
+    return f"`{name}`", kind.lower(), "key" if key else "" if required else "may be null"
+
+
+# Writing
+
+
+def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Write a table."""
+    lines = [list(headings), *map(list, rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cell(text: str) -> str:
+    """Write a text so that it stays inside its cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def code(text: str) -> str:
+    """Write code inside a cell."""
+    return f"`{cell(text)}`"
+
+
+def code_block(text: str) -> str:
+    """Write code that is to be read, not run."""
+    return f"```text\n{text}\n```"
+
+
+def doc(found: Any) -> str:
+    """Give a docstring."""
+    return prose(found.__doc__)
+
+
+def first_paragraph(found: Any) -> str:
+    """Give the first paragraph of a docstring."""
+    return prose(found.__doc__).partition("\n\n")[0]
+
+
+def known(words: dict[str, str], found: Iterable[str], what: str, *, exactly: bool = True) -> None:
+    """Refuse what has no words here, and words for what is not there any more."""
+    missing = sorted(set(found) - set(words))
+    if missing:
+        raise LookupError(f"say in tests/reference_page.py what each {what} means: {', '.join(missing)}")
+    if exactly and (gone := sorted(set(words) - set(found))):
+        raise LookupError(f"tests/reference_page.py has words for no {what}: {', '.join(gone)}")
+
+
+def write() -> list[str]:
+    """Write the pages that have changed, and name them."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    changed = []
+    for name, text in pages().items():
+        file = FOLDER / name
+        if not file.exists() or file.read_text("utf-8") != text:
+            file.write_text(text, "utf-8")
+            changed.append(name)
+    return changed
+
+
+if __name__ == "__main__":
+    print(f"docs/reference of duly {duly.__version__}: {', '.join(write()) or 'nothing has changed'}")
