@@ -87,6 +87,7 @@ LOGGED = {
     "worker.disconnected": "the database is away",
     "worker.found_database": "the database is there, after having been away at the start",
     "worker.loop_blocked": "the event loop has not answered for long: a handler blocks it",
+    "worker.other_sqlite": "the app has imported another SQLite library; two on one file drop each other's locks",
     "worker.no_tasks": "the app has no tasks, so there is nothing to run",
     "worker.pulse_not_written": "the file for `duly check --worker` cannot be written",
     "worker.reconnected": "the database is back",

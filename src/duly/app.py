@@ -7,12 +7,14 @@ Making one does no I/O: the database is opened by the first operation. Sync call
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast
@@ -225,6 +227,11 @@ class Duly:
 
     def _define(self, handler: Callable[..., Any], options: Mapping[str, Any]) -> Task[..., Any, Any]:
         """Make a task of a function and remember it under its name and its aliases."""
+        for name in options:
+            if name not in tasks.OPTIONS:
+                close = get_close_matches(name, tasks.OPTIONS, 1)
+                meant = f": did you mean {close[0]}=?" if close else f": the options are {', '.join(tasks.OPTIONS)}"
+                raise ConfigError(f"a task has no option {name}={meant}")
         definition = tasks.define(handler, **options)
         for name in (definition.name, *definition.aliases):
             if name in self.tasks:
@@ -430,13 +437,13 @@ class Duly:
         self, *, queue: str | None = None, task: str | None = None, by: str | None = None, why: str = ""
     ) -> bool:
         """Let a paused queue or task go on. False: it was not paused."""
-        return self.driver.run(ops.resume(*_paused(queue, task), by=by or _user(), why=why))
+        return self.driver.run(ops.resume(*_paused(queue, task), by=by or user(), why=why))
 
     async def aresume(
         self, *, queue: str | None = None, task: str | None = None, by: str | None = None, why: str = ""
     ) -> bool:
         """Let a paused queue or task go on, from a coroutine."""
-        return await self.driver.arun(ops.resume(*_paused(queue, task), by=by or _user(), why=why))
+        return await self.driver.arun(ops.resume(*_paused(queue, task), by=by or user(), why=why))
 
     def paused(self) -> Pauses:
         """List what is paused, by whom and why."""
@@ -521,7 +528,7 @@ def _found(why: Why | None, job_id: str) -> Why:
 
 def _pause(queue: str | None, task: str | None, by: str | None, why: str, duration: Duration | None) -> Op[None]:
     until_ms = None if duration is None else to_ms(duration, what="duration=")
-    return ops.pause(*_paused(queue, task), by=by or _user(), why=why, until_ms=until_ms)
+    return ops.pause(*_paused(queue, task), by=by or user(), why=why, until_ms=until_ms)
 
 
 def _paused(queue: str | None, task: str | None) -> tuple[str, str]:
@@ -544,6 +551,9 @@ def _held(answers: Answers) -> Answers:
     return answers
 
 
-def _user() -> str:
+def user() -> str:
     """Name whoever runs this, for the record."""
-    return os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container may have no name for its user, Windows has none of this
+        return "unknown"

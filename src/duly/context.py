@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from duly import codec
-from duly.errors import ConfigError, JobTimeout, LeaseLost
+from duly.errors import AnswerLost, ConfigError, JobTimeout, LeaseLost, StoreUnavailable
 from duly.model import Change, Claimed, Envelope, State, Verdict
 from duly.signals import Cancel, Stopping
 from duly.store import caller, ops
@@ -235,7 +235,7 @@ class Ctx(_Context):
     """What an async handler holds of its job. It is the first parameter of those that want it."""
 
     async def progress(self, percent: float, message: str | None = None) -> None:
-        """Note how far the job is, 0 to 100. It does not extend the lease."""
+        """Note how far the job is, 0 to 100. It does not extend the lease, and is lost while the database is away."""
         if op := self._progress(percent, message):
             self._answered(await self._run(op))
 
@@ -262,8 +262,9 @@ class Ctx(_Context):
 
     async def _run(self, op: Op[bool]) -> bool:
         assert self._lease is not None
-        with in_flight(self._lease):
-            return await self._lease.driver.arun(op)
+        with in_flight(self._lease), _reporting() as report:
+            report.held = await self._lease.driver.arun(op)
+        return report.held
 
 
 @final
@@ -271,7 +272,7 @@ class SyncCtx(_Context):
     """What a sync handler holds of its job. It is the first parameter of those that want it."""
 
     def progress(self, percent: float, message: str | None = None) -> None:
-        """Note how far the job is, 0 to 100. It does not extend the lease."""
+        """Note how far the job is, 0 to 100. It does not extend the lease, and is lost while the database is away."""
         if op := self._progress(percent, message):
             self._answered(self._run(op))
 
@@ -291,7 +292,22 @@ class SyncCtx(_Context):
 
     def _run(self, op: Op[bool]) -> bool:
         assert self._lease is not None
-        return self._lease.driver.run(op)
+        with _reporting() as report:
+            report.held = self._lease.driver.run(op)
+        return report.held
+
+
+class _Report:
+    """Whether the lease stands, as far as a report of the handler has found out."""
+
+    held = True
+
+
+@contextmanager
+def _reporting() -> Iterator[_Report]:
+    """Let a report be lost while the database is away: no handler should fail of it, and the next one says more."""
+    with suppress(StoreUnavailable, AnswerLost):
+        yield _Report()
 
 
 class _Done:

@@ -83,7 +83,8 @@ class Dead:
     ) -> str:
         """Run a dead job again under a new id, which is returned; a second replay of it returns the first's."""
         job = self._app.get(job_id) if key is not None or payload is not None else None
-        return _new_id(self._app.driver.run(self._replay(job_id, job, by, why, key, payload, force))[0], job_id, force)
+        replayed = self._app.driver.run(self._replay(job_id, job, by, why, key, payload, force))[0]
+        return _new_id(replayed, job_id, force, edited=job is not None)
 
     async def areplay(
         self,
@@ -98,7 +99,7 @@ class Dead:
         """Run a dead job again, from a coroutine."""
         job = await self._app.aget(job_id) if key is not None or payload is not None else None
         replay = self._replay(job_id, job, by, why, key, payload, force)
-        return _new_id((await self._app.driver.arun(replay))[0], job_id, force)
+        return _new_id((await self._app.driver.arun(replay))[0], job_id, force, edited=job is not None)
 
     def replay_all(
         self, *, limit: int = 100, by: str | None = None, why: str | None = None, **filters: Unpack[DeadFilters]
@@ -172,8 +173,14 @@ def _each(ids: str | Sequence[str]) -> Sequence[str]:
     return [ids] if isinstance(ids, str) else ids
 
 
-def _new_id(replayed: Replayed, job_id: str, force: bool) -> str:
-    """Give the id of the new job, or say why there is none."""
+def _new_id(replayed: Replayed, job_id: str, force: bool, *, edited: bool) -> str:
+    """Give the id of the new job, or say why there is none, or not this one."""
+    if replayed.new_id is not None and edited and not replayed.first:
+        raise NotReplayable(
+            f"job {replayed.id} has been replayed already, as {replayed.new_id}: the key or payload given now was not "
+            "used. Replay that one if it is dead",
+            replayed.id,
+        )
     if replayed.new_id is not None:
         return replayed.new_id
     if replayed.state is None:

@@ -150,4 +150,4 @@ class Heart:
 def identity() -> tuple[str, str, int]:
     """Give a name for a worker of this process, its host and its process id."""
     host, pid = socket.gethostname(), os.getpid()
-    return f"{host}-{pid}-{os.urandom(2).hex()}", host, pid
+    return f"{host}-{pid}-{os.urandom(4).hex()}", host, pid

@@ -68,7 +68,7 @@ def _suggested(scheme: str) -> str:
     close = get_close_matches(scheme.partition("+")[0], _KNOWN, 1, 0.6)
     if close:
         return f"did you mean '{close[0]}://'?" if close[0] != "sqlite" else "did you mean 'sqlite:///'?"
-    return "give a path, sqlite:///…, postgresql://… or d1://…"
+    return "give a path, sqlite:///… or postgresql://…"
 
 
 def _sqlite(rest: str) -> Url:
@@ -87,25 +87,31 @@ def _file(path: str) -> Url:
         raise ConfigError("a database in memory is refused, as nothing would survive: give a path like 'jobs.db'")
     if "\x00" in path:
         raise ConfigError("the database path has a NUL in it: remove it")
+    if _LOGIN.match(path):
+        raise ConfigError("that looks like a login without a scheme: write postgresql://user:password@host/database")
     if _DSN.match(path):
         raise ConfigError("a 'key=value' connection string is not a URL: write postgresql://user@host/database")
     return Url("sqlite", path, path)
 
 
+_LOGIN = re.compile(r"[^/\s:@]+:[^/\s]*@[^/\s]+")
 _DSN = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
 
 
 def _server(store: str, url: str) -> Url:
     """Take the URL of a server apart, far enough to show it safely."""
-    # Never quote the URL or urlsplit's own message here: a password with a slash ends up in both.
+    # Never quote the URL, urlsplit's own message or libpq's: a password that is not encoded ends up in them.
     wrong = f"the {store}:// URL cannot be read: "
+    encode = f"{wrong}percent-encode special characters in user name and password"
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise ConfigError(f"{wrong}percent-encode special characters in user name and password") from None
+        raise ConfigError(encode) from None
     login, _, hosts = parts.netloc.rpartition("@")
-    if _spilled(parts) or not _HOSTS.fullmatch(hosts):
-        raise ConfigError(f"{wrong}percent-encode special characters in user name and password")
+    if _spilled(parts) or "@" in login or _RAW.search(url):
+        raise ConfigError(encode)
+    if not _HOSTS.fullmatch(hosts):
+        raise ConfigError(f"{wrong}look at its host and port" if not login else encode)
     if store == "d1" and not hosts:
         raise ConfigError(f"{wrong}it has no host")
     # What stands before the host of a d1 URL is a token.
@@ -113,6 +119,8 @@ def _server(store: str, url: str) -> Url:
     return Url(store, f"{store}://{user}{hosts}{parts.path}", dsn=url)
 
 
+# What libpq would complain of, and quote: a blank, or a per cent sign that begins no code.
+_RAW = re.compile(r"\s|%(?![0-9A-Fa-f]{2})")
 # One host, or several as libpq takes them, each with an optional port.
 _HOST = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._%\-]*)(:[0-9]*)?"
 _HOSTS = re.compile(f"{_HOST}(,{_HOST})*")

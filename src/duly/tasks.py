@@ -260,7 +260,12 @@ class Task(Generic[P, C, R]):
             yield chunk
 
     def _refuse_foreign(self, call: Call[R]) -> None:
-        """Refuse a call of another task, and one whose own terms would be lost here."""
+        """Refuse what is no call, a call of another task, and one whose own terms would be lost here."""
+        if not isinstance(call, Call):
+            raise ConfigError(
+                f"{self.name}.enqueue_many got {call!r:.60}, which is no call: "
+                f"write {self.name}.enqueue_many({self.name}.call(…) for …)"
+            )
         if call.task.definition is not self.definition:
             raise ConfigError(f"{self.name}.enqueue_many got a call of {call.task.name}: enqueue each task's own")
         if call.task._using is not self._using and call.task._using != Using():
@@ -328,6 +333,9 @@ def define(
         schema_version=_whole(schema_version, f"{name}: schema_version=", least=1),
         on_dead=_on_dead(on_dead, name),
     )
+
+
+OPTIONS = tuple(name for name in inspect.signature(define).parameters if name != "handler")
 
 
 def _task_name(handler: Callable[..., Any], name: str | None) -> str:

@@ -39,6 +39,7 @@ class Facts(Struct, frozen=True):
     knowing_workers: int
     living_workers: int
     ahead: int
+    cancel_requested_at: int | None = None
 
 
 class Why(Struct, frozen=True):
@@ -91,9 +92,11 @@ def _parked(facts: Facts) -> str:
 def _lease(facts: Facts) -> str:
     left = (facts.lease_until or 0) - facts.now
     held = f"it runs, attempt {facts.attempt} of {facts.max_attempts}, on lease to {facts.worker}"
+    asked = f"; it was asked to stop at {moment(facts.cancel_requested_at)}" if facts.cancel_requested_at else ""
     if left >= 0:
-        return f"{held} until {moment(facts.lease_until)}"
-    return f"{held}, whose lease ended {durations.describe(-left)} ago: it is rescued when that is seen twice"
+        return f"{held} until {moment(facts.lease_until)}{asked}"
+    rescue = "it is rescued when that is seen twice" if facts.living_workers else "no worker is alive to rescue it"
+    return f"{held}, whose lease ended {durations.describe(-left)} ago: {rescue}{asked}"
 
 
 def _before_claim(facts: Facts) -> tuple[str, str]:

@@ -356,7 +356,7 @@ class Worker:
         claimed, looked = 0, False
         for queue in list(self._order):
             room, further = self._room(queue), 0 if self.queues[queue] else ahead
-            looked = looked or room + further > 0
+            looked = looked or room > 0 or (room + further > 0 and quick.issuperset(self.app.tasks))
             claimed += await self._take_from(queue, room, further, quick)
         if looked:  # who has no room found nothing because it did not look
             self._note_busy(claimed)

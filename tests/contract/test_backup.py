@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,8 @@ import pytest
 from duly.errors import ConfigError, SchemaMismatch, StoreError, StoreUnavailable
 from duly.model import Change, HoldFigure, NewJob, State, Terms, Verdict
 from duly.store import backup as backups
-from duly.store import ops
-from duly.store.backup import backup, restore
+from duly.store import caller, migrate, ops
+from duly.store.backup import backup, check_restore, opened_to_look, restore
 from duly.store.ops import Finish
 from duly.store.sqlite import SQLiteDriver
 from tests.contract.stores import new_id
@@ -170,6 +173,126 @@ def test_a_backup_that_is_given_up_leaves_nothing(driver: SQLiteDriver, tmp_path
     assert leftovers(tmp_path) == []
 
 
+def test_what_comes_to_the_place_while_a_backup_is_made_is_not_replaced(driver: SQLiteDriver, tmp_path: Path) -> None:
+    target = tmp_path / "backup.db"
+    with pytest.raises(ConfigError, match="is there already"):
+        backup(driver.path, target, progress=lambda *_: target.write_text("something dear"))
+    assert target.read_text() == "something dear"
+    assert leftovers(tmp_path) == []
+
+
+def test_where_there_are_no_hard_links_a_backup_is_made_too(
+    driver: SQLiteDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "as on FAT")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (job_id,) = enqueue(driver)
+    target = tmp_path / "backup.db"
+    backup(driver.path, target)
+    assert jobs_of(target) == {job_id}
+    with pytest.raises(ConfigError, match="is there already"):
+        backup(driver.path, tmp_path / "2.db", progress=lambda *_: (tmp_path / "2.db").touch())
+    assert (tmp_path / "2.db").read_bytes() == b""
+
+
+def test_a_backup_is_written_to_where_a_link_leads(driver: SQLiteDriver, tmp_path: Path) -> None:
+    (job_id,) = enqueue(driver)
+    (tmp_path / "disk").mkdir()
+    link, real = tmp_path / "backup.db", tmp_path / "disk" / "real.db"
+    link.symlink_to(real)
+    for replace in (False, True):
+        backup(driver.path, link, replace=replace)
+        assert link.is_symlink()
+        assert jobs_of(real) == {job_id}
+
+
+def test_what_is_no_regular_file_is_never_replaced(driver: SQLiteDriver, saved: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for target in (pipe, tmp_path / "link"):
+        with pytest.raises(ConfigError, match="pipe is no regular file"):
+            backup(driver.path, target, replace=True)
+        with pytest.raises(ConfigError, match="pipe is no regular file"):
+            restore(saved, target, force=True)
+    assert pipe.is_fifo()
+
+
+def full(*_: object) -> None:
+    """Fail as SQLite does when the disk is full."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
+        conn.execute("pragma max_page_count = 1")
+        conn.execute("create table t (x)")
+        conn.execute("create table u (x)")
+
+
+def test_a_full_disk_is_the_one_that_is_written_to(driver: SQLiteDriver, saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"the disk of .*new\.db is full"):
+        backup(driver.path, tmp_path / "new.db", progress=full)
+    with pytest.raises(StoreUnavailable, match=r"the disk of .*new\.db is full"):
+        restore(saved, tmp_path / "new.db", progress=full)
+    with pytest.raises(StoreUnavailable, match=r"the disk of .*jobs\.db is full"):
+        restore(saved, driver.path, progress=full)
+    assert leftovers(tmp_path) == []
+
+
+LIMITED = """
+import resource, sys
+from duly.store.backup import backup
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+backup(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_a_file_that_may_not_grow_is_told_of_by_its_name(driver: SQLiteDriver, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(driver.path), str(tmp_path / "new.db")]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert re.search(r"StoreUnavailable: backup: .*new\.db cannot be used \(disk I/O error\)", answer.stderr)
+    assert not (tmp_path / "new.db").exists()
+
+
+# Drafts
+
+
+def test_drafts_of_killed_processes_are_removed_by_the_next_to_the_same_place(
+    driver: SQLiteDriver, tmp_path: Path
+) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    gone = [f".b.db.{dead.pid}.00aaff.draft{ending}" for ending in ("", "-journal", "-wal", "-shm")]
+    gone += [f".b.db.{os.getpid()}.00aaff.draft", ".b.db.99999999999999.00aaff.draft"]  # a pid is given again
+    stay = [f".b.db.{os.getppid()}.00aaff.draft", f".c.db.{dead.pid}.00aaff.draft", f".b.db.{dead.pid}.mine.draft"]
+    for name in (*gone, *stay):
+        (tmp_path / name).touch()
+    backup(driver.path, tmp_path / "b.db")
+    assert leftovers(tmp_path) == sorted(stay)
+
+
+def test_two_backups_of_a_process_to_one_place_leave_each_others_drafts_alone(
+    driver: SQLiteDriver, tmp_path: Path
+) -> None:
+    ids = enqueue(driver, 3)
+    target = tmp_path / "b.db"
+    backup(driver.path, target, replace=True, progress=lambda *_: backup(driver.path, target, replace=True))
+    assert jobs_of(target) == set(ids)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_draft_that_somebody_removed_is_not_taken_for_an_empty_database(
+    driver: SQLiteDriver, saved: Path, tmp_path: Path
+) -> None:
+    def remove(*_: object) -> None:
+        for draft in tmp_path.glob(".new.db.*.draft"):
+            draft.unlink()
+
+    for make, source in ((backup, driver.path), (restore, saved)):
+        with pytest.raises(StoreUnavailable, match=r"new\.db cannot be used"):
+            make(source, tmp_path / "new.db", progress=remove)
+        assert not (tmp_path / "new.db").exists()
+
+
 # Restore
 
 
@@ -193,6 +316,135 @@ def test_a_backup_is_restored_to_a_new_place_and_is_not_changed_by_it(saved: Pat
     assert is_whole(target)
     assert saved.read_bytes() == before
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_what_an_app_makes_at_the_place_meanwhile_is_restored_over_and_not_put_under_its_log(
+    saved: Path, tmp_path: Path
+) -> None:
+    app = SQLiteDriver(tmp_path / "new.db")
+    acknowledged: list[str] = []
+    restore(saved, app.path, progress=lambda *_: acknowledged.extend([] if acknowledged else enqueue(app)))
+    assert {job.id for job in app.run(ops.listing())} == jobs_of(saved)
+    (late,) = enqueue(app)
+    app.close()
+    assert jobs_of(app.path) == {*jobs_of(saved), late}
+    assert is_whole(app.path)
+    assert leftovers(tmp_path) == []
+
+
+def test_what_an_app_makes_at_the_place_meanwhile_is_checked_like_what_was_there(saved: Path, tmp_path: Path) -> None:
+    app = SQLiteDriver(tmp_path / "new.db")
+
+    def begin(*_: object) -> None:
+        app.run(ops.register("host-1-ab", host="h", pid=1, queues=["default"], tasks=[], beat_ms=60_000))
+
+    with pytest.raises(ConfigError, match="workers are alive"):
+        restore(saved, app.path, progress=begin)
+    assert len(app.run(ops.workers())) == 1
+    app.close()
+
+
+def test_a_read_only_backup_becomes_a_database_that_can_be_written(saved: Path, tmp_path: Path) -> None:
+    saved.chmod(0o444)
+    modes: list[int] = []
+    restore(
+        saved, tmp_path / "new.db",
+        progress=lambda *_: modes.extend(draft.stat().st_mode & 0o777 for draft in tmp_path.glob(".new.db.*.draft")),
+    )  # fmt: skip
+    assert modes[0] == 0o644
+    assert (tmp_path / "new.db").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_restore_goes_to_where_a_link_leads_and_comes_from_where_one_leads(
+    driver: SQLiteDriver, tmp_path: Path
+) -> None:
+    ids = enqueue(driver, 5)
+    (tmp_path / "disk").mkdir()
+    for ending in ("", "-wal"):
+        (tmp_path / "disk" / f"copied.db{ending}").write_bytes(Path(f"{driver.path}{ending}").read_bytes())
+    (tmp_path / "latest.db").symlink_to(tmp_path / "disk" / "copied.db")
+    (tmp_path / "new.db").symlink_to(tmp_path / "disk" / "new.db")  # it leads nowhere yet
+    restore(tmp_path / "latest.db", tmp_path / "new.db")
+    assert (tmp_path / "new.db").is_symlink()
+    assert jobs_of(tmp_path / "disk" / "new.db") == set(ids)
+
+
+@pytest.mark.parametrize("hold_by", [None, "ann"])
+def test_the_workers_of_then_are_forgotten(driver: SQLiteDriver, tmp_path: Path, hold_by: str | None) -> None:
+    driver.run(ops.register("host-1-ab", host="h", pid=1, queues=["default"], tasks=[], beat_ms=60_000))
+    backup(driver.path, tmp_path / "backup.db")
+    for _ in range(2):  # the second is not refused because of them
+        restore(tmp_path / "backup.db", tmp_path / "new.db", hold_by=hold_by)
+        assert asked(tmp_path / "new.db", "select id from duly_worker") == []
+    assert asked(tmp_path / "backup.db", "select id from duly_worker") == [("host-1-ab",)]
+
+
+def test_tables_that_the_backup_lacks_go_only_by_force(driver: SQLiteDriver, saved: Path) -> None:
+    assert check_restore(saved, driver.path) == ()
+    for sql in ("table orders (x)", "table b (x)", "table c (x)", "view d as select 1"):
+        asked(driver.path, f"create {sql}")
+    for refused in (check_restore, restore):
+        with pytest.raises(ConfigError, match=r"tables that the backup lacks, and they would go \(b, c, d, …\)"):
+            refused(saved, driver.path)
+    assert asked(driver.path, "select count(*) from orders") == [(0,)]
+    assert check_restore(saved, driver.path, force=True) == ("b", "c", "d", "orders")
+    restore(saved, driver.path, force=True)
+    assert asked(driver.path, "select name from sqlite_master where name in ('orders', 'b', 'c', 'd')") == []
+
+
+def test_a_place_where_no_draft_can_be_made_is_refused_before_it_is_tried(saved: Path, tmp_path: Path) -> None:
+    target = tmp_path / f"{'long' * 60}.db"
+    for refused in (check_restore, restore):
+        with pytest.raises(StoreUnavailable, match="cannot be written"):
+            refused(saved, target)
+    assert check_restore(saved, tmp_path / "new.db") == ()
+    assert not (tmp_path / "new.db").exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_tables_that_the_backup_has_too_hinder_nothing(driver: SQLiteDriver, tmp_path: Path) -> None:
+    asked(driver.path, "create table orders (x)")
+    backup(driver.path, tmp_path / "backup.db")
+    restore(tmp_path / "backup.db", driver.path)
+
+
+def test_a_damaged_target_is_to_be_moved_away_with_what_belongs_to_it(saved: Path, tmp_path: Path) -> None:
+    target = tmp_path / "bad.db"
+    target.write_bytes(b"\xa5" * 8192)
+    (tmp_path / "bad.db-shm").touch()
+    with pytest.raises(StoreError, match=r"is damaged, .* move it away .* \(\S*bad\.db, \S*bad\.db-shm\)"):
+        restore(saved, target, force=True)
+    assert target.read_bytes() == b"\xa5" * 8192
+
+
+def test_a_target_with_pages_of_another_size_is_to_be_moved_away(saved: Path, tmp_path: Path) -> None:
+    target = SQLiteDriver(tmp_path / "other.db")
+    with closing(sqlite3.connect(target.path, isolation_level=None)) as conn:
+        conn.execute("pragma page_size = 8192")
+        conn.execute("create table orders (x)")
+    (job_id,) = enqueue(target)
+    for refused in (check_restore, restore):
+        with pytest.raises(StoreError, match=r"pages of .*other\.db have 8192 bytes, .* 4096: .*move it away"):
+            refused(saved, target.path, force=True)
+    target.close()
+    assert jobs_of(target.path) == {job_id}
+
+
+def test_a_backup_of_an_older_schema_can_be_looked_at_and_is_brought_up_to_date(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "create table duly_second (x); update duly_meta set value = '2' where name = 'schema'"
+    steps = (*migrate.migrations("sqlite"), migrate.Migration(2, "second", text))
+    monkeypatch.setattr(migrate, "migrations", lambda dialect: steps)
+    before = saved.read_bytes()
+    with opened_to_look(saved) as conn:
+        assert conn.execute("select count(*) from duly_second").fetchone() == (0,)
+        assert [figure.running for figure in caller.run(conn, ops.queues())] == [1, 0]
+    for _ in range(2):
+        restore(saved, tmp_path / "new.db")  # tables of duly that it lacks are no loss
+        assert asked(tmp_path / "new.db", "select count(*) from duly_second") == [(0,)]
+    assert saved.read_bytes() == before
 
 
 def test_a_backup_on_a_read_only_place_can_be_restored(saved: Path, tmp_path: Path) -> None:
@@ -342,9 +594,12 @@ def test_another_programs_database_is_not_overwritten(saved: Path, tmp_path: Pat
 
 
 def test_a_log_without_its_database_is_not_believed(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "gone.db-wal").write_bytes(b"left behind")
+    log = tmp_path / "gone.db-wal"
     with pytest.raises(ConfigError, match=r"gone\.db-wal is there"):
-        restore(saved, tmp_path / "gone.db")
+        restore(saved, tmp_path / "gone.db", progress=lambda *_: log.write_bytes(b"it came meanwhile"))
+    for refused in (check_restore, restore):
+        with pytest.raises(ConfigError, match=r"gone\.db-wal is there"):
+            refused(saved, tmp_path / "gone.db")
     assert not (tmp_path / "gone.db").exists()
 
 
@@ -399,8 +654,10 @@ def test_a_backup_that_is_killed_leaves_no_half_of_one(driver: SQLiteDriver, tmp
         target = tmp_path / f"{call}.db"
         assert killed_at(call, "backup", driver.path, target).returncode == 9
         assert not target.exists()
+        assert len(leftovers(tmp_path)) > 0
         backup(driver.path, target)
         assert len(jobs_of(target)) == 300
+        assert leftovers(tmp_path) == []
 
 
 def test_a_restore_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:

@@ -359,6 +359,18 @@ def test_j22_a_worker_that_still_beats_stays(store: Store) -> None:
     assert ids(store, "duly_worker") == {"alive"}
 
 
+def test_j22_a_worker_between_two_beats_stays_however_short_workers_are_kept(store: Store) -> None:
+    store.run(ops.register("alive", host="h", pid=1, queues=["q"], tasks=["t"], beat_ms=10_000, now=store.now))
+    store.now += 29_000
+    assert store.run(ops.prunable(keep_ms=1, now=store.now))["workers"] == 0
+    prune(store, "workers", keep_ms=1)
+    assert ids(store, "duly_worker") == {"alive"}
+    store.now += 2_000
+    assert store.run(ops.prunable(keep_ms=1, now=store.now))["workers"] == 1
+    prune(store, "workers", keep_ms=1)
+    assert ids(store, "duly_worker") == set()
+
+
 def test_j22_only_what_can_be_pruned_is(store: Store) -> None:
     with pytest.raises(ConfigError, match="cannot prune 'jobs'"):
         ops.prune("jobs")

@@ -66,7 +66,11 @@ def test_b10_a_lease_names_its_holder_and_its_end(store):
     store.claim()
     assert why(store, job).sentence == "it runs, attempt 1 of 5, on lease to w1 until 2027-01-15 08:00:30 UTC"
     store.now += 40_000
-    assert "whose lease ended 10s ago" in why(store, job).sentence
+    assert "whose lease ended 10s ago: no worker is alive to rescue it" in why(store, job).sentence
+    alive(store)
+    assert "whose lease ended 10s ago: it is rescued when that is seen twice" in why(store, job).sentence
+    store.run(ops.cancel([job], now=store.now))
+    assert "; it was asked to stop at 20" in why(store, job).sentence
 
 
 def test_b10_the_jobs_ahead_are_counted(store):

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,17 @@ def test_no_worker_is_an_error_only_while_something_is_due(here, url, database):
     assert level == "warning"
     assert re.search(r"queue 'default' is paused by anna since .*: it rains", text)
     assert remedy.endswith("duly queues resume default")
+    assert found.of("workers")[0][:2] == ("warning", "no worker is alive; what is due is paused, in default")
+
+
+def test_what_is_due_in_a_paused_queue_is_a_warning(here, url, database):
+    database.live("note")
+    database.add(ago=5 * MINUTE, queue="two words")
+    database.app.pause(queue="two words", by="anna", why="it rains")
+    [(level, text, remedy)] = doctor(here, url).of("queues")
+    assert level == "warning"
+    assert re.fullmatch(r"queue 'two words': jobs are due since 5m.*, but it is paused by anna \(1 ready\)", text)
+    assert remedy == "let it go on: duly queues resume 'two words'"
 
 
 def test_a_queue_that_no_living_worker_serves_is_an_error_while_jobs_are_due(here, url, database):
@@ -375,11 +387,43 @@ def test_a_file_that_a_worker_uses_is_restored_only_by_force_and_the_worker_goes
     here.run("backup", "b.db")
     here.start("worker", "tasks:app").line("worker.started")
     wait_until(lambda: ran(here) == ["again"], "the job")
-    answer = here.run("restore", "b.db", "--yes")
-    assert answer.returncode == 2
-    assert re.search(r"workers are alive in .*duly\.db .*: stop them first", answer.stderr)
+    for words in (["--dry-run"], ["--yes"]):
+        said = complaint(here.run("restore", "b.db", *words), 2)
+        assert re.search(r"workers are alive in .*duly\.db .*: stop them first, or force it \(--force\)", said)
+    assert here.run("restore", "b.db", "--dry-run", "--force").returncode == 0
     assert here.run("restore", "b.db", "--yes", "--force").returncode == 0
     wait_until(lambda: ran(here) == ["again", "again"], "the job of the backup")
+
+
+def test_tables_of_the_application_that_the_backup_lacks_are_named_and_go_only_by_force(here):
+    held_backup(here)
+    with closing(sqlite3.connect(here.path / "duly.db", isolation_level=None)) as shop:
+        shop.execute("create table orders (x)")
+        for words in (["--dry-run"], ["--yes"]):
+            said = complaint(here.run("restore", "b.db", *words), 2)
+            assert re.search(r"duly\.db has tables that the backup lacks, .* \(orders\): .*--force", said)
+        answer = here.run("restore", "b.db", "--dry-run", "--force")
+        assert answer.returncode == 0
+        assert "duly.db that b.db lacks will go: orders\n" in answer.stderr
+        assert shop.execute("select count(*) from orders").fetchone() == (0,)
+        said = json.loads(here.run("restore", "b.db", "--yes", "--force", "--json").stdout)
+        assert said["dropped"] == ["orders"]
+        assert shop.execute("select name from sqlite_master where name = 'orders'").fetchall() == []
+
+
+def test_a_database_is_not_held_while_workers_claim_unless_by_force(here, url, database):
+    (job_id,) = database.add()
+    database.claim()
+    database.live("note")
+    words = ("restore", "--hold", "--url", url)
+    for more in (["--dry-run"], ["--yes"]):
+        said = complaint(here.run(*words, *more), 2)
+        assert re.search(r"1 worker alive in .* \(w\): stop them first, or say --force\. .* after 180 s", said)
+    assert database.states() == {job_id: State.RUNNING}
+    assert here.run(*words, "--dry-run", "--force").returncode == 0
+    answer = here.run(*words, "--yes", "--force")
+    assert "1 worker alive in" in answer.stderr
+    assert database.states() == {job_id: State.WAITING}
 
 
 def test_a_database_restored_by_other_means_is_held_where_it_is(here, url, database):
@@ -482,6 +526,7 @@ MISTAKES = [
     (["backup", "duly.db", "--force"], 2, r"duly\.db is the database itself"),
     (["backup", "b.db", "--url", "letter.txt"], 1, r"letter\.txt is not a database"),
     (["backup", "b.db", "--url", "none.db"], 2, r"there is no database .*none\.db yet"),
+    (["backup", "/dev/null", "--force"], 2, r"/dev/null is no regular file: name another one"),
     (["restore"], 2, r"Name the backup FILE, or say --hold"),
     (["restore", "duly.db", "--url", "new.db"], 2, r"Nobody can be asked here: say --yes, or --dry-run"),
     (["restore", "none.db", "--yes"], 2, r"there is no file none\.db"),
@@ -489,6 +534,8 @@ MISTAKES = [
     (["restore", "theirs.db", "--yes"], 2, r"theirs\.db is not a database of duly"),
     (["restore", "newer.db", "--yes"], 1, r"newer\.db has schema 9, which needs a newer duly"),
     (["restore", "duly.db", "--yes", "--url", "missing/jobs.db"], 2, r"the folder .*missing does not exist"),
+    (["restore", "duly.db", "--yes", "--force", "--url", "letter.txt"], 1, r"move it away .* \(\S+/letter\.txt\)"),
+    (["restore", "duly.db", "--dry-run", "--url", "letter.txt"], 1, r"letter\.txt is damaged, or is no database"),
     (["restore", "duly.db", "--yes", "--url", DOWN], 2, r"use pg_restore, then duly restore --hold --url"),
     (["restore", "--hold", "--yes", "--url", DOWN], 1, r"127\.0\.0\.1:1/db cannot be reached.*refused"),
     (["restore", "--hold", "--yes", "--url", "none.db"], 2, r"there is no database"),

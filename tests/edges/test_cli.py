@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,9 +15,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 import duly
-from duly.cli import COMMANDS
+from duly.cli import COMMANDS, main, tell
+from duly.errors import ConfigError, StoreError
+from tests.edges.programs import wait_until
 
 DULY = str(Path(sys.executable).parent / "duly")
 
@@ -68,6 +72,40 @@ def test_bash_completes_commands_and_their_choices(tmp_path):
     assert "plain,doctor" in run(cwd=tmp_path, COMP_WORDS="duly doc", COMP_CWORD="1", **asked).stdout
     states = run(cwd=tmp_path, COMP_WORDS="duly jobs list --state s", COMP_CWORD="4", **asked).stdout
     assert states.split() == ["plain,scheduled", "plain,succeeded"]
+
+
+def test_the_version_is_told_without_loading_the_rest(tmp_path):
+    """It comes within a blink of what click alone takes, because nothing else is imported."""
+    asked = [sys.executable, "-X", "importtime", "-m", "duly", "--version"]
+    told = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=True)
+    assert told.stdout == f"duly {duly.__version__}\n"
+    loaded = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()}
+    assert "click" in loaded
+    assert loaded.isdisjoint({"duly.app", "duly.store", "asyncio", "sqlite3", "msgspec", "rich"})
+
+
+def test_a_network_file_system_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("duly.store.sqlite.file_system", lambda folder: "nfs4")  # none can be mounted here
+    answer = CliRunner().invoke(main, ["migrate", "--url", "jobs.db"])
+    assert answer.exit_code == 2
+    assert "lies on a network file system (nfs4)" in answer.output
+    assert "use a local disk, or PostgreSQL" in answer.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["jobs", "list"], ["stats"], ["doctor"], ["queues", "list"], ["top", "--once"]])
+def test_a_look_at_a_strangers_file_says_so_and_changes_nothing(tmp_path, words):
+    conn = sqlite3.connect(tmp_path / "shop.db")
+    conn.execute("create table users (id integer primary key)")
+    conn.commit()
+    conn.close()
+    before = (tmp_path / "shop.db").read_bytes()
+    answer = run(*words, "--url", "shop.db", cwd=tmp_path)
+    assert answer.returncode == 1
+    assert "has no tables of duly" in answer.stdout + answer.stderr
+    assert (tmp_path / "shop.db").read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["shop.db"]
 
 
 def test_a_misspelt_command_gets_the_right_one_named(tmp_path):
@@ -185,3 +223,74 @@ def test_a_settings_file_that_cannot_be_read_is_named(tmp_path):
 def test_python_m_duly_is_the_same_command(tmp_path):
     words = [sys.executable, "-m", "duly", "--version"]
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.startswith("duly ")
+
+
+# What keeps an answer from being told
+
+
+@pytest.mark.parametrize("words", [["jobs", "list"], ["jobs", "list", "--json"], ["--version"], ["stats"]])
+def test_a_stdout_that_cannot_be_written_is_told_in_a_line(tmp_path, words):
+    run("migrate", cwd=tmp_path)
+    for shell, why in (("> /dev/full", "No space left on device"), (">&-", "Bad file descriptor")):
+        told = in_shell(tmp_path, f'"$0" "$@" {shell}', *words)
+        assert (told.returncode, told.stderr) == (1, f"duly: stdout cannot be written ({why})\n")
+
+
+def test_what_an_app_prints_is_written_before_the_command_ends(tmp_path):
+    (tmp_path / "tasks.py").write_text("from duly import Duly\napp = Duly('duly.db')\nprint('hello')\n")
+    run("migrate", cwd=tmp_path)
+    told = in_shell(tmp_path, '"$0" "$@" > /dev/full', "queues", "resume", "mail", "--app", "tasks.py")
+    assert told.returncode == 1
+    assert told.stderr.splitlines()[-1] == "duly: stdout cannot be written (No space left on device)"
+
+
+def test_closed_streams_do_not_matter_where_nothing_is_said_or_asked(tmp_path):
+    told = in_shell(tmp_path, '"$0" "$@" <&- >&- 2>&-', "migrte")
+    assert told.returncode == 2
+    run("migrate", cwd=tmp_path)
+    told = in_shell(tmp_path, '"$0" "$@" <&-', "jobs", "cancel", "--all")
+    assert (told.returncode, told.stdout) == (0, "nothing to cancel: no job matches\n")
+
+
+@pytest.mark.parametrize("words", [["jobs", "list"], ["worker", "tasks:app"], ["dev", "tasks.py"], ["migrate"]])
+def test_a_folder_that_is_gone_is_told_in_a_line(tmp_path, words):
+    told = in_shell(tmp_path, 'mkdir gone; cd gone; rmdir ../gone; "$0" "$@"', *words)
+    assert (told.returncode, told.stderr) == (1, "duly: the folder you are in is gone: cd into another one\n")
+
+
+def in_shell(folder: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DULY_", "PYTHON"))}
+    asked = ["/bin/sh", "-c", script, DULY, *words]
+    return subprocess.run(asked, cwd=folder, env=inherited, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_interrupt_is_told_in_a_line(tmp_path):
+    (tmp_path / "tasks.py").write_text("import time\nopen('here', 'w').close()\ntime.sleep(60)\n")
+    asked = [DULY, "enqueue", "tasks:app", "add"]
+    with subprocess.Popen(asked, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+        wait_until((tmp_path / "here").exists, "the import")
+        command.send_signal(signal.SIGINT)
+        assert command.communicate(timeout=20) == ("", "duly: interrupted\n")
+    assert command.returncode == 130
+
+
+def test_a_wrong_value_is_blamed_on_the_variable_that_it_came_from(tmp_path):
+    told = complaint(run("worker", "tasks:app", cwd=tmp_path, DULY_CONCURRENCY="abc"), 2)
+    assert "Invalid value for $DULY_CONCURRENCY: 'abc' is not a valid integer" in told
+    told = complaint(run("worker", "tasks:app", "--concurrency", "abc", cwd=tmp_path, DULY_CONCURRENCY="1"), 2)
+    assert "Invalid value for '--concurrency'" in told
+
+
+@pytest.mark.parametrize("words", ["worker t", "dev t", "enqueue t", "jobs list --app t", "backup t", "restore t"])
+def test_bash_completes_files_where_a_file_is_meant(tmp_path, words):
+    asked = {"_DULY_COMPLETE": "bash_complete", "COMP_WORDS": f"duly {words}"}
+    assert run(cwd=tmp_path, COMP_CWORD=str(len(words.split())), **asked).stdout == "file,t\n"
+
+
+def test_a_message_of_the_store_is_told_without_the_names_that_mean_nothing_to_people():
+    inner = 'connection failed: connection to server at "127.0.0.1", port 1 failed: FATAL: no role "x"'
+    refused = StoreError(f"list: PostgreSQL 127.0.0.1:1/db refuses the connection ({inner}): look at the URL")
+    assert (
+        tell.reason(refused) == 'PostgreSQL 127.0.0.1:1/db refuses the connection (FATAL: no role "x"): look at the URL'
+    )
+    assert tell.reason(ConfigError("list: is kept")) == "list: is kept"

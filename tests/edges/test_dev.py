@@ -395,7 +395,13 @@ def test_a_worker_that_dies_is_started_again(here):
     dev = here.start("dev", "tasks.py")
     dev.line(READY)
     os.kill(worker_of(dev), signal.SIGKILL)
-    dev.line('worker_died .*how="killed by SIGKILL"')
+    said = dev.line("the worker .* has died")
+    assert re.fullmatch(
+        r"the worker \(pid \d+\) has died \(killed by SIGKILL\) and starts again; "
+        "what it was running runs again when its leases have ended",
+        said,
+    )
+    assert "supervisor.worker_died" not in str(dev)
     dev.line("^ready: ")
     stop(dev)
 

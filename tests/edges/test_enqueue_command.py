@@ -19,8 +19,10 @@ import pytest
 
 from duly import Duly
 from duly.model import JobRecord, State
+from duly.store import ops
 from tests.edges.programs import DULY, PATIENCE, Folder, wait_until
 from tests.edges.test_cli import complaint, run
+from tests.edges.test_looking import shut
 
 TASKS = """
 import time
@@ -92,6 +94,20 @@ def jobs_in(url: str) -> list[JobRecord]:
 
 
 # Adding
+
+
+def test_a_queue_that_nobody_has_is_warned_of_and_used_all_the_same(here, url):
+    answer = here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sum", "--url", url)
+    assert answer.returncode == 0
+    assert answer.stderr.splitlines()[-1] == (
+        "duly: no task of this app has the queue 'sum' and no living worker serves it: did you mean 'sums'?"
+    )
+    assert jobs_in(url)[0].queue == "sum"
+    app = Duly(url)
+    app.driver.run(ops.register("w", host="h", pid=1, queues=["sum"], tasks=[], beat_ms=60_000))
+    app.close()
+    assert here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sum", "--url", url).stderr == ""
+    assert here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sums", "--url", url).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -207,6 +223,29 @@ def test_who_waits_for_what_is_not_due_or_paused_is_told_so(here):
     app.pause(queue="sums", by="anna", why="it rains")
     app.close()
     assert "queue 'sums' is paused by anna: it rains" in here.run(*words).stderr
+
+
+def test_a_database_that_goes_away_is_waited_for_and_the_result_told_all_the_same(here, postgres_url):
+    waiting = here.start("enqueue", "tasks:app", "add", "[1]", "--wait", "--url", postgres_url)
+    waiting.line("no living worker")
+    with shut(postgres_url):
+        away = waiting.line("is away")
+    assert re.match(
+        rf"duly: the database is away, and waited for; job {ID} goes on. (the connection to )?Postgre", away
+    )
+    here.start("worker", "tasks:app", "--url", postgres_url).line("worker.started")
+    assert waiting.wait() == 0
+    assert "3" in waiting.lines
+    assert str(waiting).count("is away") == 1
+
+
+def test_a_database_that_stays_away_is_given_up_after_the_time(here, postgres_url):
+    waiting = here.start("enqueue", "tasks:app", "add", "[1]", "--wait", "--timeout", "2s", "--url", postgres_url)
+    waiting.line("no living worker")
+    with shut(postgres_url):
+        waiting.line("is away")
+        assert waiting.wait() == 1
+    waiting.line("has not ended within 2s, and goes on")
 
 
 def test_ctrl_c_while_waiting_leaves_the_job_alone_and_says_so(here):

@@ -159,16 +159,40 @@ def told(stock: Stock, *words: str, code: int = 0) -> str:
 
 def test_the_list_of_jobs_is_newest_first_and_says_what_is_worth_knowing(stock):
     lines = told(stock, "jobs", "list").splitlines()
-    assert lines[0].split() == ["id", "state", "task", "queue", "attempt", "when", "note"]
-    assert [line.split()[2] for line in lines[1:]] == [
+    assert lines[0].split() == ["id", "state", "attempt", "when", "task", "queue", "note"]
+    assert [re.split(r"  +", line)[4] for line in lines[1:]] == [
         "next", "next", "long", "stop", "again", "approve", "part", "boom", "boom", "boom", "add", "add", "mail",
         "mail", "mail",
     ]  # fmt: skip
     text = "\n".join(lines)
-    assert re.search(r"running +long +default +1/5 +due \S+ ago +40%, parsing$", text, re.MULTILINE)
-    assert re.search(r"scheduled +mail +mail +0/5 +in \dm", text)
-    assert re.search(r"dead +boom .* ago +attempts used up; ValueError: no", text)
-    assert re.search(r"cancelled +stop .* not wanted$", text, re.MULTILINE)
+    assert re.search(r"running +1/5 +due \S+ ago +long +default +40%, parsing$", text, re.MULTILINE)
+    assert re.search(r"scheduled +0/5 +in \dm +mail +mail", text)
+    assert re.search(r"dead .* ago +boom +default +attempts used up; ValueError: no", text)
+    assert re.search(r"cancelled .* stop .* not wanted$", text, re.MULTILINE)
+
+
+def test_eighty_columns_show_what_one_looks_for_first(stock):
+    for words in (["jobs", "list"], ["dead", "list"]):
+        with on_a_terminal(*words, "--url", stock.url, columns=80) as (listing, terminal):
+            lines = read_until(terminal, " boom").splitlines()
+            assert listing.wait(10) == 0
+        assert re.search(r"id +state +attempt +when +task", lines[0])
+        assert all(len(re.sub(r"\x1b\[\d*m", "", line)) <= 80 for line in lines)
+
+
+def test_no_color_is_obeyed_everywhere(stock):
+    for words in (["jobs", "list"], ["doctor"], ["stats"]):
+        for wish, coloured in (("", True), ("1", False)):
+            with on_a_terminal(*words, "--url", stock.url, NO_COLOR=wish) as (command, terminal):
+                assert (re.search(r"\x1b\[\d+m", read_all(command, terminal)) is not None) == coloured, words
+
+
+def test_a_dumb_terminal_gets_plain_lines(stock):
+    with on_a_terminal("top", "--interval", "100ms", "--url", stock.url, TERM="dumb") as (top, terminal):
+        seen = read_until(terminal, "ready 2") + read_until(terminal, "ready 2")
+        top.send_signal(signal.SIGINT)
+        assert top.wait(10) == 0
+    assert "\x1b" not in seen
 
 
 def test_what_a_terminal_would_obey_is_not_printed(stock):
@@ -275,7 +299,7 @@ def test_queues_are_listed_with_who_paused_them(stock):
 
 def test_workers_are_listed_with_their_slots_and_what_they_did(stock):
     assert re.search(
-        r"^w1 +here +42 +alive +1/4 +10 +2 +\S+ +default +add, boom$", told(stock, "workers"), re.MULTILINE
+        r"^w1 +here +42 +alive, beat \S+ ago +1/4 +10 +2 +.* default +add, boom$", told(stock, "workers"), re.MULTILINE
     )
     [worker] = json.loads(told(stock, "workers", "--json"))
     assert (worker["id"], worker["slots"], worker["running"], worker["alive"]) == ("w1", 4, 1, True)
@@ -297,11 +321,13 @@ def test_stats_count_by_state_queue_and_reason(stock):
     text = told(stock, "stats")
     for state, count in {"ready": 2, "scheduled": 4, "running": 1, "waiting": 1, "dead": 3}.items():
         assert re.search(rf"^{state} +{count}$", text, re.MULTILINE)
-    assert "1 alive; 1 of 4 slots busy; 10 succeeded and 2 failed since they started" in text
+    done = r"1 alive; 1 of 4 slots busy; 10 succeeded and 2 failed since they started \(as of the last beat, \S+ ago\)"
+    assert re.search(done, text)
     assert re.search(r"^3 +boom .* ago +attempts used up$", text, re.MULTILINE)
     stats = json.loads(told(stock, "stats", "--json"))
     assert stats["states"] == {"ready": 2, "scheduled": 4, "running": 1, "waiting": 1, "dead": 3}
     assert stats["workers"]["slots"] == 4
+    assert stats["beat_at"] <= stats["at"]
     assert [pause["name"] for pause in stats["paused"]] == ["mail"]
 
 
@@ -337,7 +363,12 @@ def shape(value: Any) -> Any:
 def test_top_once_shows_queues_workers_running_and_dead_jobs(stock):
     text = told(stock, "top", "--once")
     assert "running 1/4  ready 2  scheduled 4  waiting 1  dead 3  done -/s  failed -/s  workers 1" in text
-    for line in (r"^mail +0 +3 ", r"^w1 +here +alive +1/4 ", r" long +default +1/5 .* 40%, parsing$", r" boom .*way$"):
+    for line in (
+        r"^mail +0 +3 ",
+        r"^w1 +here +alive, beat \S+ ago +1/4 ",
+        r" long +default +1/5 .* 40%, parsing$",
+        r" boom .*way$",
+    ):
         assert re.search(line, text, re.MULTILINE), line
     look = json.loads(told(stock, "top", "--once", "--json"))
     assert (look["dead_count"], look["running"][0]["task"], look["succeeded_rate"]) == (3, "long", None)
@@ -361,6 +392,7 @@ def test_top_waits_for_a_database_that_goes_away(postgres_url):
             while "error" not in (line := json.loads(top.line())):
                 pass
             assert line["code"] in ("store_unavailable", "answer_lost")
+            assert not re.match(r"[a-z_]+: ", line["error"])
         while "queues" not in json.loads(top.line()):
             pass
 
@@ -434,9 +466,9 @@ def test_top_gives_the_terminal_back_however_it_is_stopped(stock, number, code):
 
 
 @contextmanager
-def on_a_terminal(*words: str, columns: int = 60) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def on_a_terminal(*words: str, columns: int = 60, **more: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run a command on a small terminal."""
-    environ = {**os.environ, "COLUMNS": str(columns), "LINES": "12"}
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "12", **more}
     ours, theirs = pty.openpty()
     process = subprocess.Popen([DULY, *words], env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
@@ -454,6 +486,11 @@ def read_until(terminal: int, text: str) -> str:
         assert select.select([terminal], [], [], 20)[0], f"{text!r} did not come: {seen!r}"
         seen += os.read(terminal, 65536).decode()
     return seen
+
+
+def read_all(command: subprocess.Popen[bytes], terminal: int) -> str:
+    command.wait(20)
+    return os.read(terminal, 65536).decode()
 
 
 def test_rates_come_from_what_workers_count_between_two_beats():
@@ -611,6 +648,21 @@ def test_dead_and_partial_jobs_are_resolved_with_a_reason(fresh):
     assert fresh.say("dead", "resolve", "--all", "--partial", "--why", "x", "--yes").stdout == "3 resolved\n"
 
 
+def test_what_would_be_resolved_is_told_without_a_reason(fresh):
+    assert "would resolve 3 jobs" in told(fresh, "dead", "resolve", "--all", "--dry-run")
+    assert "would resolve, it is dead" in told(fresh, "dead", "resolve", fresh.one("dead"), "--dry-run")
+    assert len(json.loads(fresh.say("dead", "list", "--json").stdout)) == 3
+
+
+def test_a_bar_does_not_pretend_to_know_a_count_that_was_given_up_on(empty):
+    empty.enqueue("many", 10_700)
+    with on_a_terminal("jobs", "cancel", "--all", "--yes", "--url", empty.url) as (_, terminal):
+        seen = read_until(terminal, "10,700 cancelled")
+    assert re.search(r"\b10500\b", seen)
+    assert "10001" not in seen
+    assert "%" not in seen
+
+
 def test_dead_jobs_are_purged_and_nothing_else_is(fresh):
     job_id, partial = fresh.one("dead"), fresh.one("partial")
     unasked = fresh.say("dead", "purge", job_id)
@@ -703,6 +755,7 @@ MISTAKES = [
     Mistake(f"dead replay {NOBODY} {NOBODY} --key k", 2, "are for one job"),
     Mistake("dead replay-all", 2, "Replay 3 jobs? Nobody can be asked here"),
     Mistake("dead resolve --all --yes", 2, "Missing option '--why'"),
+    Mistake("dead resolve --all --yes --why=", 2, "--why is empty: say for the record why it is settled"),
     Mistake("dead resolve --partial --why x", 2, "Say which jobs"),
     Mistake("dead purge", 2, "Say which jobs"),
     Mistake("dead purge --all", 2, "Purge 3 jobs? Nobody can be asked here"),
@@ -743,7 +796,7 @@ def test_a_database_that_is_down_is_told_within_two_seconds(words):
     answer = CliRunner().invoke(main, words, env={"DULY_URL": url, "DULY_APP": None})
     assert time.monotonic() - began < 2
     assert answer.exit_code == 1
-    assert "127.0.0.1:1/db cannot be reached" in answer.stderr
+    assert answer.stderr == "duly: PostgreSQL 127.0.0.1:1/db cannot be reached (Connection refused)\n"
     assert len(answer.stderr.splitlines()) <= 2
 
 
@@ -760,3 +813,41 @@ def test_an_app_names_the_database_and_a_schema_given_beside_it_counts(tmp_path,
     (tmp_path / "far.py").write_text("from duly import Duly\napp = Duly('postgresql://nobody@127.0.0.1:1/db')\n")
     answer = run("jobs", "list", "--app", "far:app", "--schema", "NOT VALID", cwd=tmp_path)
     assert "NOT VALID" in complaint(answer, 2)
+
+
+def test_what_was_replayed_does_not_use_up_the_limit_of_the_next_retry(fresh):
+    words = ["jobs", "retry", "--state", "dead", "--limit", "2", "--yes"]
+    assert fresh.say(*words).stdout == "2 replayed\n"
+    assert fresh.say(*words[:-1], "--dry-run").stdout.startswith("would retry 1 job")
+    assert fresh.say(*words).stdout == "1 replayed\n"
+    assert fresh.say(*words).stdout == "nothing to retry: no job matches\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "outcome", "code"),
+    [
+        ("retry", "succeeded", "not run again: it has succeeded", 1),
+        ("retry", "running", "running", 1),
+        ("retry", "ready", "due already", 0),
+        ("retry", "scheduled", "would retry, it is scheduled", 0),
+        ("cancel", "succeeded", "had ended", 0),
+        ("cancel", "ready", "would cancel, it is ready", 0),
+    ],
+)
+def test_a_dry_run_of_a_named_job_says_what_would_become_of_it(stock, verb, state, outcome, code):
+    answer = stock.say("jobs", verb, stock.one(state), "--dry-run")
+    assert (answer.stdout.split("  ")[1].strip(), answer.exit_code) == (outcome, code)
+
+
+@pytest.mark.parametrize(
+    "words", [["jobs", "list"], ["jobs", "cancel", "--help"], ["jobs", "cancel", "--all", "--dry-run"]]
+)
+def test_a_terminal_that_knows_few_letters_gets_others_instead(stock, tmp_path, words):
+    answer = run(*words, cwd=tmp_path, DULY_URL=stock.url, PYTHONIOENCODING="latin-1:strict", PYTHONUTF8="0")
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_a_reason_that_a_terminal_would_obey_is_not_printed_raw(empty):
+    empty.enqueue("mail")
+    for words in (["queues", "pause", "default", "--why", "\x1b[2Jgone"], ["doctor"]):
+        assert "\x1b[2J" not in empty.say(*words, color=True).stdout

@@ -7,7 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx, testing
 from duly.errors import ConfigError, JobError, KeyConflict
 from duly.model import State
 from duly.settings import Settings
+from duly.store.ops import Op, Rows
+from duly.testing import seam
 from tests.engine.conftest import found
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -225,6 +228,7 @@ def test_a_drain_raises_the_first_error_if_asked_to_and_only_then(isolated: Duly
 
 def test_a_task_that_wants_a_process_of_its_own_runs_here(isolated: Duly) -> None:
     ran: list[str] = []
+    isolated.spec = "shop.tasks:app"
 
     @isolated.task(isolation="process")
     def alone() -> None:
@@ -239,6 +243,52 @@ def test_a_task_that_wants_a_process_of_its_own_runs_here(isolated: Duly) -> Non
     assert testing.drain(isolated).succeeded == 2
     assert len(ran) == 2
     assert "MainThread" not in ran
+
+
+def test_a_task_that_no_process_could_run_is_refused_as_a_worker_would(app: Duly) -> None:
+    @app.task(isolation="process")
+    def alone() -> None: ...
+
+    with testing.isolated(app):
+        alone.enqueue()
+        with pytest.raises(ConfigError, match=r"task alone has isolation='process', but .* cannot import its app"):
+            testing.drain(app)
+        with testing.inline(app), pytest.raises(ConfigError, match="task alone has isolation='process'"):
+            alone.enqueue()
+        testing.assert_enqueued(alone, state="ready", count=2)
+
+
+def test_a_job_that_enqueues_itself_for_ever_does_not_hang_the_drain(
+    app: Duly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.testing.drainer.MOST_ATTEMPTS", 5)
+
+    @app.task
+    def again() -> None:
+        again.enqueue()
+
+    with testing.isolated(app):
+        again.enqueue()
+        with pytest.raises(AssertionError, match=r"drain: 5 attempts came of others .* and the next is of again: "):
+            testing.drain(app)
+        assert len(testing.enqueued(again, state="succeeded")) == 6
+        testing.assert_enqueued(again, state="ready", count=1)  # it was given back
+
+
+def test_a_drain_runs_however_many_jobs_were_there_before(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duly.testing.drainer.MOST_ATTEMPTS", 5)
+
+    @app.task
+    def child() -> None: ...
+
+    @app.task
+    def parent(n: int) -> None:
+        if n < 5:
+            child.enqueue()
+
+    with testing.isolated(app):
+        parent.enqueue_many(parent.call(n) for n in range(20))
+        assert testing.drain(app).succeeded == 25
 
 
 def test_a_drain_leaves_jobs_that_nobody_knows_as_a_worker_would(isolated: Duly, request: Any) -> None:
@@ -429,8 +479,46 @@ def test_draining_what_is_scheduled_in_some_queues_leaves_the_others_and_their_t
         later.using(delay="1m").enqueue()
         assert testing.drain(app, queues=["default"], scheduled=True).succeeded == 1
         assert clock.now == NOON + timedelta(minutes=1)
-        assert testing.drain(app, scheduled=True).succeeded == 0  # due by then, and in a queue of no task
+        assert testing.drain(app, scheduled=True).succeeded == 0  # a queue of no task
+        assert clock.now == NOON + timedelta(minutes=1)
+        assert testing.drain(app, queues=["elsewhere"], scheduled=True).succeeded == 1
         assert clock.now == NOON + timedelta(hours=1)
+
+
+def test_the_clock_moves_to_what_is_due_first_however_many_are_due_later(
+    isolated: Duly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.testing.draining.MANY", 5)
+    ran: list[int] = []
+
+    @isolated.task
+    def later(n: int) -> None:
+        ran.append(n)
+
+    with testing.frozen(isolated, NOON):
+        later.using(delay="1h").enqueue(0)
+        later.using(delay="2h").enqueue_many(later.call(n) for n in range(1, 9))
+        testing.drain(isolated, scheduled=True)
+    assert ran == list(range(9))
+
+
+def test_what_is_due_and_was_left_does_not_hide_what_is_due_later(isolated: Duly) -> None:
+    @isolated.task
+    def later() -> None: ...
+
+    with testing.frozen(isolated, NOON) as clock:
+        left = later.using(delay="1h").enqueue()
+        later.using(delay="2h").enqueue()
+
+        def advance(name: str, fields: Mapping[str, Any]) -> None:
+            """Have the first become due when the worker has looked for the last time."""
+            if name == "worker.stopped" and clock.now == NOON:
+                clock.advance("1h")
+
+        isolated.events.listen(advance)
+        assert testing.drain(isolated, scheduled=True).succeeded == 2
+        assert clock.now == NOON + timedelta(hours=2)
+        assert found(isolated, left.id).state is State.SUCCEEDED
 
 
 def test_moving_the_clock_wakes_workers_that_sleep(isolated: Duly) -> None:
@@ -571,13 +659,20 @@ def test_an_inline_job_that_is_delayed_or_on_your_connection_waits(app: Duly) ->
         assert ran == ["staged"]
 
 
-def test_an_inline_job_runs_in_the_queue_that_it_was_enqueued_to(isolated: Duly) -> None:
+def test_an_inline_job_runs_where_a_worker_of_the_app_would_look_for_it(isolated: Duly) -> None:
+    @isolated.task(queue="mail")
+    def mail() -> None: ...
+
     @isolated.task
     def hello() -> str:
         return "hello"
 
     with testing.inline(isolated):
-        assert hello.using(queue="elsewhere").enqueue().result(timeout=0) == "hello"
+        assert hello.using(queue="mail").enqueue().result(timeout=0) == "hello"
+        hello.using(queue="nobody").enqueue()
+    testing.assert_enqueued(hello, queue="nobody", state="ready")
+    assert testing.drain(isolated).succeeded == 0
+    assert testing.drain(isolated, queues=["nobody"]).succeeded == 1
 
 
 def test_inline_keeps_keys(isolated: Duly) -> None:
@@ -607,6 +702,219 @@ def test_a_job_that_enqueues_itself_for_ever_is_refused_inline(app: Duly, monkey
 
     with testing.isolated(app), testing.inline(app), pytest.raises(ConfigError, match=r"5 jobs run inside one another"):
         again.enqueue()
+
+
+def test_an_inline_enqueue_waits_for_its_job_where_another_thread_runs_it(isolated: Duly) -> None:
+    added, taken, returned = threading.Event(), threading.Event(), threading.Event()
+
+    @isolated.task
+    def first() -> None:
+        assert added.wait(10)
+
+    @isolated.task
+    def second() -> None:
+        taken.set()
+        assert not returned.wait(0.3)
+        raise ValueError("of the second")
+
+    def hold_back(name: str, fields: Mapping[str, Any]) -> None:
+        """Have the second job taken by the thread of the first."""
+        if name == "worker.started" and threading.current_thread() is other:
+            added.set()
+            assert taken.wait(10)
+
+    def enqueue_second() -> None:
+        try:
+            second.enqueue()
+        except ValueError as error:
+            raised.append(error)
+        returned.set()
+
+    raised: list[ValueError] = []
+    other = threading.Thread(target=enqueue_second)
+    isolated.events.listen(hold_back)
+    with testing.inline(isolated):
+        other.start()
+        first.enqueue()
+        other.join(10)
+    assert [str(error) for error in raised] == ["of the second"]
+    testing.assert_enqueued(second, state="scheduled", count=1)
+
+
+def test_inline_enqueues_on_one_loop_each_return_when_their_job_has_run(isolated: Duly) -> None:
+    ran: list[int] = []
+
+    @isolated.task
+    async def note(n: int) -> int:
+        await asyncio.sleep(0.004 * (n % 4))
+        ran.append(n)
+        if n % 2:
+            raise ValueError(n)
+        return n
+
+    async def one(n: int) -> int:
+        await asyncio.sleep(0.003 * (n % 7))
+        try:
+            job = await note.aenqueue(n)
+        except ValueError as error:
+            return -int(error.args[0])
+        assert n in ran
+        return await job.aresult(timeout=0)
+
+    async def test() -> None:
+        answers = await asyncio.gather(*(one(n) for n in range(30)))
+        assert answers == [-n if n % 2 else n for n in range(30)]
+
+    with testing.inline(isolated):
+        asyncio.run(test())
+
+
+def test_how_deep_inline_jobs_run_is_counted_for_each_chain(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duly.testing.inlining.DEEPEST", 4)
+
+    @app.task
+    def step(n: int) -> int:
+        if n:
+            step.enqueue(n - 1)
+        return n
+
+    @app.task
+    async def astep(n: int) -> int:
+        await asyncio.sleep(0.001)
+        if n:
+            await astep.aenqueue(n - 1)
+        return n
+
+    async def test() -> None:
+        await asyncio.gather(*(astep.aenqueue(3) for _ in range(12)))
+        with pytest.raises(ConfigError, match="4 jobs run inside one another, the last of astep"):
+            await astep.aenqueue(4)
+
+    with testing.isolated(app), testing.inline(app):
+        asyncio.run(test())
+        with ThreadPoolExecutor(12) as threads:
+            list(threads.map(step.enqueue, [3] * 12))
+        with pytest.raises(ConfigError, match="4 jobs run inside one another, the last of step"):
+            step.enqueue(4)
+
+
+def test_inline_handlers_that_enqueue_at_once_do_not_wait_for_one_another(isolated: Duly) -> None:
+    ran: list[str] = []
+
+    @isolated.task
+    def child(name: str) -> None:
+        ran.append(name)
+
+    @isolated.task
+    def threads() -> None:
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(child.enqueue, ["thread"] * 3))
+
+    @isolated.task
+    async def gathers() -> None:
+        await asyncio.gather(*(child.aenqueue("gather") for _ in range(3)))
+
+    @isolated.task(key="mine")
+    def itself() -> None:
+        assert itself.enqueue().deduplicated
+        ran.append("itself")
+
+    def test() -> None:
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda task: task.enqueue(), [threads, gathers, itself]))
+
+    with testing.inline(isolated):
+        running = threading.Thread(target=test, daemon=True)
+        running.start()
+        running.join(30)
+        assert not running.is_alive()
+    assert sorted(ran) == ["gather"] * 3 + ["itself"] + ["thread"] * 3
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_many_inline_jobs_run_one_after_the_other_and_not_inside_one_another(app: Duly, attempts: int) -> None:
+    order: list[str] = []
+    threads: list[int] = []
+
+    @app.task
+    def child(n: int) -> None:
+        order.append(f"child {n}")
+        threads.append(threading.active_count())
+
+    @app.task(max_attempts=attempts)
+    def parent(n: int) -> None:
+        child.enqueue(n)
+        order.append(f"parent {n}")
+
+    with testing.isolated(app), testing.inline(app):
+        parent.enqueue_many(parent.call(n) for n in range(30))
+    assert order == [f"{who} {n}" for n in range(30) for who in ("child", "parent")]
+    assert max(threads) == min(threads)
+
+
+def test_inline_jobs_that_wait_for_others_for_long_keep_their_order(app: Duly) -> None:
+    never = threading.Event()
+    heard: list[str] = []
+
+    @app.task
+    def slow(n: int) -> None:
+        never.wait(0.1)
+        heard.append(f"ran {n}")
+
+    with testing.isolated(app), testing.inline(app):
+        app.events.listen(lambda name, fields: heard.append(name) if name == "job.released" else None)
+        slow.enqueue_many(slow.call(n) for n in range(6))
+    assert heard == [f"ran {n}" for n in range(6)]
+
+
+class TakenByTheLoop(seam.Gate):
+    """Has a claim that a loop has begun take what a sync enqueue on the same loop then adds."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self._added = threading.Event()
+        self._claimed: Future[Rows] | None = None
+        self._threads = ThreadPoolExecutor(1)
+
+    async def aexecute(self, op: Op[Any], send: seam.Send, asend: seam.Asend) -> Rows:
+        if op.name != "claim" or op.params["alone"] or self._claimed is not None:
+            return await asend(op)
+        self._claimed = self._threads.submit(self._claim_what_is_added, op, send)
+        self.begun.set()
+        return await asyncio.wrap_future(self._claimed)
+
+    def _claim_what_is_added(self, op: Op[Any], send: seam.Send) -> Rows:
+        assert self._added.wait(10)
+        return send(op)
+
+    def execute(self, op: Op[Any], send: seam.Send) -> Rows:
+        rows = send(op)
+        if op.name == "enqueue" and self._claimed is not None:
+            self._added.set()
+            self._claimed.result(10)
+        return rows
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+def test_a_sync_enqueue_that_would_wait_for_the_loop_it_stops_is_refused(app: Duly) -> None:
+    @app.task
+    async def hello(name: str) -> None: ...
+
+    async def test() -> None:
+        gate = TakenByTheLoop()
+        with seam.standing(app, gate):
+            other = asyncio.create_task(hello.using(delay="1h").aenqueue("other"))
+            await gate.begun.wait()
+            with pytest.raises(ConfigError, match="await aenqueue instead"):
+                hello.enqueue("own")
+            await other
+            gate.close()
+
+    with testing.isolated(app), testing.inline(app):
+        asyncio.run(test())
+        testing.assert_enqueued(hello, {"name": "own"}, state="succeeded")
 
 
 # What was enqueued
@@ -657,9 +965,27 @@ def test_a_failing_assertion_says_what_is_there_and_what_differs(mail: Any) -> N
     assert str(raised.value) == (
         "no job of mail with to='ann', at='2030-01-01T12:00:00Z', key k, queue fast, due 5m after its enqueue\n"
         "there is:\n"
-        "  mail(to='bob') scheduled: to is 'bob', at was not given, key is None, queue is mail, "
+        "  mail(to='bob') scheduled: to is 'bob', at is None, key is None, queue is mail, "
         "due 1h after its enqueue"
     )
+
+
+def test_arguments_that_were_not_given_have_their_defaults(app: Duly) -> None:
+    odd: Any = object()
+
+    @app.task
+    def total(first: int, *more: int, discount: int = 0, at: datetime = NOON, odd: Any = odd) -> None: ...
+
+    with testing.isolated(app):
+        total.enqueue(1)
+        testing.assert_enqueued(total, {"first": 1, "discount": 0, "at": NOON, "more": []})
+        testing.refute_enqueued(total, {"discount": 5})
+        with pytest.raises(AssertionError, match="there is a job of total with discount=0"):
+            testing.refute_enqueued(total, {"discount": 0})
+        with pytest.raises(AssertionError, match="discount is 0, odd was not given"):
+            testing.assert_enqueued(total, {"discount": 5, "odd": 1})
+        total.enqueue(1, discount=5)
+        testing.assert_enqueued(total, {"discount": 0}, count=1)
 
 
 def test_a_failing_assertion_of_a_task_without_jobs_shows_others(app: Duly, mail: Any) -> None:

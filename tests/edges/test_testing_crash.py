@@ -276,6 +276,30 @@ def test_an_error_of_the_test_inside_a_crash_is_not_swallowed(app: Duly) -> None
         assert app.list() == []
 
 
+def test_a_crash_inside_a_task_group_ends_with_the_crash(app: Duly) -> None:
+    @app.task
+    def hello() -> None: ...
+
+    async def two() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(hello.aenqueue())
+            group.create_task(hello.aenqueue())
+
+    with testing.isolated(app):
+        with testing.crash(app, at=CrashPoint("before", "enqueue")):
+            asyncio.run(two())
+        testing.refute_enqueued(hello)
+        with pytest.raises(BaseExceptionGroup) as raised, testing.crash(app, at=CrashPoint("before", "enqueue")):
+            raise BaseExceptionGroup("both", [ZeroDivisionError(), crashed(hello)])
+        assert raised.group_contains(ZeroDivisionError)
+
+
+def crashed(task: Any) -> testing.Crashed:
+    with pytest.raises(testing.Crashed) as raised:
+        task.enqueue()
+    return raised.value
+
+
 def test_a_crash_takes_a_point(app: Duly) -> None:
     wrong: Any = "after finish"
     with pytest.raises(ConfigError, match=r"testing\.crash_points\(app, scenario\)"), testing.crash(app, at=wrong):

@@ -124,7 +124,7 @@ def test_after(tmp_path):
 def test_without_the_setting_the_fixture_fails_with_one_line(shop: Path) -> None:
     (shop / "pytest.ini").write_text("[pytest]\n")
     said = run(shop, "def test(duly_app): ...", code=1)
-    assert "duly_app is not set: write duly_app = module:app under [tool.pytest.ini_options]" in said
+    assert 'duly_app is not set: write duly_app = "module:app" under [tool.pytest.ini_options]' in said
     assert "Traceback" not in said
     assert "plugin.py" not in said
 

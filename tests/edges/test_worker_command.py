@@ -187,6 +187,17 @@ def test_an_app_is_found_in_any_file_below_the_folder(here, tmp_path, name):
     assert worker.wait() == 0
 
 
+def test_another_sqlite_library_in_the_process_is_warned_of(here, tmp_path):
+    here.app()
+    (tmp_path / "apsw.py").write_text("class Connection: ...\n")
+    with (tmp_path / "tasks.py").open("a") as file:
+        file.write("\nimport apsw\n")
+    worker = here.start("worker", "tasks")
+    assert "library=apsw" in worker.line("worker.other_sqlite")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
 def test_queues_that_no_task_has_and_an_app_without_tasks_are_warned_of(here, tmp_path):
     here.app()
     worker = here.start("worker", "tasks", "--queues", "maill,default")
@@ -280,6 +291,14 @@ def test_a_terminal_counts_down_to_the_next_try(here, postgres_url):
         forwarder.close()
 
 
+def test_without_colour_the_countdown_still_writes_over_its_line(here):
+    here.app("postgresql://nobody@127.0.0.1:1/db")
+    worker = here.start_on_terminal("worker", "tasks:app", NO_COLOR="1")
+    worker.until("\r\x1b\\[Ktrying again in 1 s\r\x1b\\[Ktrying again now")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
 def test_a_server_that_does_not_answer_is_spoken_of_within_two_seconds(here, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection, and says nothing
         here.app(f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/db")
@@ -342,6 +361,20 @@ def test_j18_a_second_signal_forces_and_still_gives_back_what_runs(here, url):
     assert worker.wait() == 0
     assert time.monotonic() - began < 10
     assert (tasks.app.get(job.id).state, tasks.app.get(job.id).attempt) == (State.READY, 0)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_ctrl_c_on_a_terminal_says_once_how_long_running_jobs_have(here, processes):
+    tasks = here.app()
+    worker = here.start_on_terminal("worker", "tasks:app", "--processes", processes)
+    worker.until("worker.started")
+    tasks.nap.enqueue(600)
+    here.wait_for_file("napping")
+    worker.signal(signal.SIGINT)
+    worker.until("stopping: running jobs have 30s; Ctrl-C again gives them back at once\r\n")
+    worker.signal(signal.SIGINT)
+    assert worker.wait() == 0
+    assert worker.text.count("Ctrl-C again") == 1
 
 
 def test_j18_a_thread_that_hangs_does_not_keep_the_worker(here, url):
@@ -452,6 +485,16 @@ def test_m04_a_line_of_json_has_every_field_of_an_attempt_and_not_its_payload(he
     assert "secret" not in str(worker)
 
 
+@pytest.mark.parametrize(("wish", "coloured"), [("", True), ("1", False)])
+def test_logs_on_a_terminal_have_colour_unless_nobody_wants_it(here, wish, coloured):
+    here.app()
+    worker = here.start_on_terminal("worker", "tasks:app", NO_COLOR=wish)
+    worker.until("worker.started")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert (re.search(r"\x1b\[\d+m", worker.text) is not None) == coloured
+
+
 def test_logs_for_people_quote_what_needs_it_and_are_plain_where_there_is_no_terminal(here):
     tasks = here.app()
     worker = here.start("worker", "tasks:app")
@@ -496,10 +539,10 @@ def test_check_tells_whether_the_workers_here_are_alive(here):
     assert list((here.path / "run").iterdir()) == []
 
 
-def test_check_wants_to_know_what(here):
-    answer = here.run("check")
-    assert answer.returncode == 2
-    assert "say what to check: --worker" in answer.stderr
+def test_check_needs_no_flag(here):
+    alone, flagged = here.run("check"), here.run("check", "--worker")
+    assert (alone.returncode, alone.stdout) == (flagged.returncode, flagged.stdout)
+    assert "no worker of this user runs here" in alone.stdout
 
 
 def test_the_file_of_a_process_whose_number_was_given_to_another_is_cleared_away(tmp_path, monkeypatch):

@@ -16,9 +16,10 @@ import psycopg
 import pytest
 
 from duly import Ctx, Duly, SyncCtx, backoff
-from duly.errors import ConfigError, LeaseLost
+from duly.errors import ConfigError, LeaseLost, StoreUnavailable
 from duly.model import State
 from duly.store import ops
+from duly.store.driver import Point
 from tests.engine.conftest import HOLDABLE, found, steal, work, work_until
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +92,32 @@ def test_j21_progress_does_not_extend_the_lease_and_a_heartbeat_is_apart_from_it
     assert len({lease_until for lease_until, _ in seen}) == 1
     assert [beat is None for _, beat in seen] == [True, True, False]
     assert abs(seen[2][1] - app.driver.run(ops.clock())) < 30_000
+
+
+@HOLDABLE
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_j21_a_report_that_the_database_cannot_take_now_fails_no_handler(app: Duly, kind: str) -> None:
+    def away(point: Point) -> None:
+        if point.op in ("progress", "heartbeat"):
+            raise StoreUnavailable(f"{point.op}: away")
+
+    def parse(ctx: SyncCtx) -> str:
+        ctx.progress(50)
+        ctx.heartbeat()
+        return "done"
+
+    async def aparse(ctx: Ctx) -> str:
+        await ctx.progress(50)
+        await ctx.heartbeat()
+        return "done"
+
+    task = app.task(max_attempts=1)(parse) if kind == "sync" else app.task(max_attempts=1)(aparse)
+    job = task.enqueue()
+    app.driver.hook = away
+    work(app)
+    app.driver.hook = None
+    record = found(app, job.id)
+    assert (record.state, record.result, record.progress) == (State.SUCCEEDED, "done", None)
 
 
 def test_j21_an_async_heartbeat_is_written_too(app: Duly) -> None:

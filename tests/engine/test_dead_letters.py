@@ -156,6 +156,20 @@ def test_r05_an_edited_payload_is_run(app: Duly, fail: Any) -> None:
     assert [found(app, job_id).result for job_id in (again, more)] == [5, 6]
 
 
+def test_r05_a_second_replay_with_other_arguments_is_refused_because_they_would_not_be_used(
+    app: Duly, fail: Any
+) -> None:
+    dead = fail.enqueue(5).id
+    work(app)
+    again = app.dead.replay(dead)
+    for edited in ({"payload": {"number": 6, "well": True}}, {"key": "another"}):
+        with pytest.raises(NotReplayable, match=f"replayed already, as {again}: the key or payload given now was not"):
+            app.dead.replay(dead, **edited)
+        with pytest.raises(NotReplayable, match="was not used"):
+            asyncio.run(app.dead.areplay(dead, **edited))
+    assert app.dead.replay(dead) == again
+
+
 def test_r05_an_edited_payload_that_does_not_fit_is_refused_and_nothing_is_written(
     app: Duly, fail: Any, outside: Outside
 ) -> None:

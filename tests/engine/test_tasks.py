@@ -196,13 +196,6 @@ def test_an_option_that_cannot_work_is_refused_at_definition(plain: Duly, option
     assert plain.tasks == {}
 
 
-def test_an_option_that_does_not_exist_is_refused(plain: Duly) -> None:
-    def f() -> None: ...
-
-    with pytest.raises(TypeError, match="priorty"):
-        plain.task(priorty=3)(f)  # type: ignore[call-overload]
-
-
 def test_an_annotation_that_json_cannot_serve_is_refused_at_definition(plain: Duly) -> None:
     def f(what: list[int] | set[int]) -> None: ...
 
@@ -558,3 +551,22 @@ def test_an_alias_serves_jobs_under_the_old_name(apps: Callable[..., Duly]) -> N
     work(new)
     assert [found(new, job.id).result for job in jobs] == [1, 2]
     assert [found(new, job.id).task for job in jobs] == ["send", "deliver"]
+
+
+def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant(plain: Duly) -> None:
+    def handler() -> None: ...
+
+    assert refusal(lambda: plain.task(max_attempt=3)(handler)) == (  # type: ignore[call-arg]
+        "a task has no option max_attempt=: did you mean max_attempts=?"
+    )
+    assert "the options are name, aliases, queue" in refusal(lambda: plain.task(colour=1)(handler))  # type: ignore[call-arg]
+    assert plain.tasks == {}
+
+
+def test_enqueue_many_of_what_is_no_call_says_how_to_write_it(plain: Duly) -> None:
+    @plain.task
+    def send(order: int) -> None: ...
+
+    assert refusal(lambda: send.enqueue_many([1, 2])) == (  # type: ignore[list-item]
+        "send.enqueue_many got 1, which is no call: write send.enqueue_many(send.call(…) for …)"
+    )

@@ -147,7 +147,6 @@ def test_three_slashes_are_relative_four_absolute_and_a_path_is_a_path(url, path
         ("postgresql:///shop", "postgresql", "postgresql:///shop"),
         ("postgresql://anna:g%40heim@[::1]:5/shop", "postgresql", "postgresql://anna@[::1]:5/shop"),
         ("postgresql://a:geheim@one:1,two:2/shop", "postgresql", "postgresql://a@one:1,two:2/shop"),
-        ("postgresql://a:ge@geheim@h/shop", "postgresql", "postgresql://a@h/shop"),
         ("d1://geheim@gate.example/jobs", "d1", "d1://gate.example/jobs"),
     ],
 )
@@ -183,6 +182,13 @@ def test_a_password_is_kept_but_never_shown(url, store, shown):
         ("postgresql://u:12?geheim@h/d", "percent-encode"),
         ("postgresql://u:ge#geheim@h/d", "percent-encode"),
         ("postgresql://u:[geheim@h/d", "percent-encode"),
+        ("postgresql://u:ge@geheim@h/d", "percent-encode"),
+        ("postgresql://u:geheim%@h/d", "percent-encode"),
+        ("postgresql://u:geheim%zz@h/d", "percent-encode"),
+        ("postgresql://u:ge heim@h/d", "percent-encode"),
+        ("postgresql://h/d?password=geheim%", "percent-encode"),
+        ("u:geheim@h/d", "a login without a scheme"),
+        ("postgresql://h:port/d", "look at its host and port"),
         ("d1://", "no host"),
     ],
 )

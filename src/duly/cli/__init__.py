@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from duly import __version__, settings
 from duly.errors import ConfigError, DulyError, JobNotFound, PayloadError
@@ -34,6 +37,11 @@ COMMANDS = {
     "worker": "Run the jobs of an app.",
     "workers": "List the workers that have been heard of.",
 }
+
+
+# What writing to a stream fails with: there is no room, or nobody to read it.
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE})
+INTERRUPTED = 130
 
 
 class Named(click.Group):
@@ -70,13 +78,68 @@ class Commands(Named):
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run a command to the end of its output; a stream or a folder that is gone becomes a message."""
+        _open_streams()
+        try:
+            try:
+                return super().main(*args, **extra)
+            finally:
+                sys.stdout.flush()
+        except OSError as error:
+            click.echo(f"duly: {_trouble(error)}", err=True)
+            sys.exit(1)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; what duly itself raises becomes a message and an exit code."""
         try:
             return super().invoke(ctx)
+        except click.BadParameter as error:
+            _name_source(error)
+            raise
         except DulyError as error:
-            click.echo(f"duly: {error}", err=True)
+            from duly.cli import tell
+
+            click.echo(f"duly: {tell.plain(tell.reason(error))}", err=True)
             sys.exit(_exit_code(error))
+        except KeyboardInterrupt:
+            click.echo("\nduly: interrupted" if sys.stderr.isatty() else "duly: interrupted", err=True)
+            sys.exit(INTERRUPTED)
+
+
+def _open_streams() -> None:
+    """Open anew what the caller has closed: to write to stdout fails then, to write to stderr is in vain."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # a stream of a test's own
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+def _trouble(error: OSError) -> str:
+    """Say which stream or folder is gone; anything else is no person's mistake, and keeps its traceback."""
+    if error.filename is None and error.errno in UNWRITABLE:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it is tried once more at the end
+        return f"stdout cannot be written ({error.strerror})"
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the folder you are in is gone: cd into another one"
+    raise error
+
+
+def _name_source(error: click.BadParameter) -> None:
+    """Blame the variable that a wrong value came from, and not the flag that nobody gave."""
+    option = error.param
+    if error.ctx is None or not isinstance(option, click.Option) or option.name is None:
+        return
+    if error.ctx.get_parameter_source(option.name) is ParameterSource.ENVIRONMENT:
+        error.param_hint = f"${option.envvar}"
 
 
 def _name_variables(command: click.Command, prefix: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def _source(settings: Settings, file: Path) -> Path:
     if url.store == "postgresql":
         raise ConfigError(
             f"duly backup copies SQLite files; {url} is a server: "
-            f"pg_dump --format=custom --schema={settings.schema} --file={file} {url}"
+            + shlex.join(["pg_dump", "--format=custom", f"--schema={settings.schema}", f"--file={file}", str(url)])
         )
     if url.path is None:
         raise ConfigError(f"duly backup copies SQLite files; {url} is none")

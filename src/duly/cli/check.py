@@ -1,4 +1,4 @@
-"""`duly check --worker`: are the workers on this machine alive? For probes, so it asks no database and no server."""
+"""`duly check`: are the workers on this machine alive? For probes, so it asks no database and no server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from duly.durations import to_ms
 @click.command(
     epilog="""\b
 Examples:
-  duly check --worker
-  duly check --worker --within 10s --json
+  duly check
+  duly check --within 10s --json
 """
 )
-@click.option("--worker", is_flag=True, envvar="DULY_CHECK_WORKER", help="Check the workers of this user here.")
+@click.option(
+    "--worker",
+    is_flag=True,
+    envvar="DULY_CHECK_WORKER",
+    help="Check the workers of this user here: it always does.",
+)
 @click.option(
     "--within",
     default="30s",
@@ -33,8 +38,6 @@ def command(worker: bool, within: str, as_json: bool) -> None:
     Exit code 0: there are some, and each gave a sign of life lately. 1: there is none, or one is silent, because its
     event loop hangs. A worker whose database is away is alive: it waits, and restarting it would help nobody.
     """
-    if not worker:
-        raise click.UsageError("say what to check: --worker")
     within_s = to_ms(within, what="--within") / 1000
     signs = list(liveness.signs())
     good = bool(signs) and all(sign.alive(within_s) for sign in signs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,9 +11,9 @@ from uuid import UUID
 
 import click
 
-from duly.app import Duly
+from duly.app import Duly, user
 from duly.durations import to_ms
-from duly.errors import ConfigError, JobNotFound
+from duly.errors import ConfigError, JobNotFound, SchemaMismatch
 from duly.finding import find_app
 from duly.model import State
 from duly.store import ops
@@ -22,7 +21,6 @@ from duly.store import ops
 C = TypeVar("C", bound=Callable[..., Any])
 
 SHORTEST_ID, WHOLE_ID = 4, 32
-WHO = "unknown"
 
 
 def database_options(command: C) -> C:
@@ -30,7 +28,12 @@ def database_options(command: C) -> C:
     for option in (
         click.option("--schema", help="PostgreSQL schema. Default: $DULY_SCHEMA, then duly.toml, then duly."),
         click.option(
-            "--app", "target", metavar="MODULE:APP", envvar="DULY_APP", help="The app whose database it is. [$DULY_APP]"
+            "--app",
+            "target",
+            metavar="MODULE:APP",
+            type=click.Path(),  # completes files
+            envvar="DULY_APP",
+            help="The app whose database it is. [$DULY_APP]",
         ),
         click.option("--url", help="The database. Default: $DULY_URL, then duly.toml, then duly.db in this folder."),
     ):
@@ -70,8 +73,8 @@ def bulk_options(command: C) -> C:
 
 
 @contextmanager
-def opened(url: str | None, schema: str | None, target: str | None) -> Iterator[Duly]:
-    """Open a database that is there already: looking at a file that is not must not make it."""
+def opened(url: str | None, schema: str | None, target: str | None, *, checked: bool = True) -> Iterator[Duly]:
+    """Open a database that is there already: looking at a file that is not must not make it, nor tables in one."""
     app = Duly(url, schema=schema) if target is None else _app_of(target, url, schema)
     path = app.settings.url.path
     if path is not None and not Path(path).exists():
@@ -79,10 +82,24 @@ def opened(url: str | None, schema: str | None, target: str | None) -> Iterator[
             f"there is no database {path} yet: a worker or an enqueue makes it. "
             "If it is another one, name it with --url, --app or $DULY_URL"
         )
+    if checked:
+        check_tables(app)
     try:
         yield app
     finally:
         app.close()
+
+
+def check_tables(app: Duly) -> None:
+    """Refuse a SQLite file of somebody else's: opening it would put our tables into it."""
+    from duly.store import sqlite
+
+    path = app.settings.url.path
+    if path is not None and not sqlite.look(path):
+        raise SchemaMismatch(
+            f"{path} has no tables of duly, and a look does not make them: name another database with --url, "
+            "or run `duly migrate`"
+        )
 
 
 def _app_of(target: str, url: str | None, schema: str | None) -> Duly:
@@ -97,7 +114,10 @@ def whole_id(app: Duly, given: str) -> str:
     """Give the whole id of a job of which a person gave the beginning."""
     text = given.strip().lower().replace("-", "")
     if not SHORTEST_ID <= len(text) <= WHOLE_ID or not set(text) <= set("0123456789abcdef"):
-        raise JobNotFound(f"{given!r} is not the id of a job: an id is 32 hexadecimal digits, or the first few of them")
+        raise JobNotFound(
+            f"{given!r} is not the id of a job: an id is {WHOLE_ID} hexadecimal digits, "
+            f"or the first {SHORTEST_ID} or more of them"
+        )
     if len(text) == WHOLE_ID:
         return str(UUID(text))
     found = app.driver.run(ops.listing(prefix=text, limit=4))
@@ -136,8 +156,3 @@ def state_option(command: C) -> C:
     return click.option("--state", type=click.Choice([str(state) for state in State]), help="Only jobs in this state.")(
         command
     )
-
-
-def user() -> str:
-    """Name whoever runs this, for the record."""
-    return os.environ.get("USER") or os.environ.get("LOGNAME") or WHO

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from duly.app import Duly
+from duly.app import Duly, user
 from duly.cli import Named, tell
 from duly.cli.database import (
     audit_options,
@@ -19,7 +19,6 @@ from duly.cli.database import (
     json_option,
     opened,
     since_ms,
-    user,
     whole_id,
 )
 from duly.cli.jobs import read_story, replay, tell_jobs
@@ -272,7 +271,7 @@ Examples:
 @click.option("--all", "everything", is_flag=True, help="All dead jobs.")
 @click.option("--limit", type=click.IntRange(1), help="How many at most. Default: all that match.")
 @bulk_options
-@click.option("--why", required=True, help="Why it is settled, for the record.")
+@click.option("--why", help="Why it is settled, for the record. Required, unless --dry-run.")
 @click.option("--by", default=user, show_default="whoever is logged in", help="Who, for the record.")
 @database_options
 @json_option
@@ -283,7 +282,7 @@ def resolve(
     dry_run: bool,
     yes: bool,
     by: str,
-    why: str,
+    why: str | None,
     url: str | None,
     schema: str | None,
     target: str | None,
@@ -295,13 +294,14 @@ def resolve(
     They are not listed and not replayed any more, and stay for the record. Exit code 1: one of those you named is not
     dead, or settled already. 3: one of the ids is that of no job.
     """
-    if not why.strip():
-        raise click.UsageError("--why is empty: say for the record why it is settled.")
+    if not (dry_run or (why or "").strip()):
+        missing = "Missing option '--why'" if why is None else "--why is empty"
+        raise click.UsageError(f"{missing}: say for the record why it is settled.")
     need_some(ids, (given[name] for name in FILTERS), everything)
     with opened(url, schema, target) as app:
 
         def act(jobs: Sequence[JobRecord]) -> list[Done]:
-            resolved = app.driver.run(ops.resolve([job.id for job in jobs], by=by, why=why))
+            resolved = app.driver.run(ops.resolve([job.id for job in jobs], by=by, why=why or ""))
             return [Done(job.id, "resolved") if job.id in resolved else _not("resolved", job) for job in jobs]
 
         chosen = Selection("resolve", ids, [_listing(app, given, closed=True)], limit)

@@ -51,7 +51,7 @@ Examples:
 Exit codes: 0 stopped, 1 failed, 2 wrong usage.
 """
 )
-@click.argument("target", metavar="MODULE:APP")
+@click.argument("target", metavar="MODULE:APP", type=click.Path())
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
@@ -196,11 +196,12 @@ class Work:
 
     def _end_by(self, error: DulyError) -> None:
         """Say what keeps the worker from its work, and whether a change of the code can mend it."""
+        from duly.cli import tell
         from duly.cli.ending import leave
         from duly.cli.reload import MISTAKE, NOT_BEGUN
         from duly.finding import CannotImport
 
-        click.echo(f"duly: {error}", err=True)
+        click.echo(f"duly: {tell.reason(error)}", err=True)
         code = 2 if isinstance(error, ConfigError) else 1
         leave(NOT_BEGUN if isinstance(error, CannotImport) else MISTAKE + code)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import shlex
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +13,8 @@ import click
 from duly import durations
 from duly.app import Duly
 from duly.cli import tell
-from duly.cli.database import database_options, json_option, opened
-from duly.errors import ConfigError, DulyError, SchemaMismatch, StoreError
+from duly.cli.database import check_tables, database_options, json_option, opened
+from duly.errors import ConfigError, SchemaMismatch, StoreError
 from duly.model import Pause, QueueFigure, WorkerRecord
 from duly.settings import Settings
 from duly.store import ops
@@ -46,7 +46,7 @@ def command(deep: bool, verbose: bool, url: str | None, schema: str | None, targ
 
     With --app also the tasks of the app that no living worker knows.
     """
-    with opened(url, schema, target) as app:
+    with opened(url, schema, target, checked=False) as app:
         findings = _findings(app, deep)
         settings = _settings(app.settings)
     good = all(finding.level != "error" for finding in findings)
@@ -67,18 +67,14 @@ def _findings(app: Duly, deep: bool) -> list[Finding]:
     """Gather all findings; a database that cannot be asked is the last one."""
     findings: list[Finding] = []
     try:
+        check_tables(app)
         findings += app.driver.examine(deep=deep)
         findings += _Workings(app).findings()
     except SchemaMismatch as error:
-        findings.append(Finding("schema", "error", _reason(error)))
+        findings.append(Finding("schema", "error", tell.reason(error)))
     except (StoreError, ConfigError) as error:
-        findings.append(Finding("database", "error", _reason(error), ELSEWHERE))
+        findings.append(Finding("database", "error", tell.reason(error), ELSEWHERE))
     return findings
-
-
-def _reason(error: DulyError) -> str:
-    """Give the message without the name of the operation, which nobody asked for."""
-    return re.sub(r"^[a-z_]+: ", "", str(error))
 
 
 class _Workings:
@@ -91,7 +87,8 @@ class _Workings:
         self._workers: list[WorkerRecord] = [worker for worker in run(ops.workers()) if worker.alive]
         self._queues: list[QueueFigure] = run(ops.queues())
         self._pauses: list[Pause] = run(ops.paused())
-        self._paused = {pause.name for pause in self._pauses if pause.kind == "queue"}
+        self._paused = {pause.name: pause for pause in self._pauses if pause.kind == "queue"}
+        self._due = [queue.name for queue in self._queues if queue.oldest_ms is not None]
 
     def findings(self) -> Iterator[Finding]:
         """Look at the workers, at the work, and at what was left behind."""
@@ -103,7 +100,7 @@ class _Workings:
         yield from self._look_at_dead()
 
     def _look_at_workers(self) -> Iterator[Finding]:
-        due = [queue.name for queue in self._queues if queue.oldest_ms is not None and queue.name not in self._paused]
+        due = [name for name in self._due if name not in self._paused]
         start = "start one: duly worker module:app"
         if self._workers:
             hosts = sorted({worker.host for worker in self._workers})
@@ -111,14 +108,15 @@ class _Workings:
         elif due:
             yield Finding("workers", "error", f"no worker is alive, and jobs are due in {_some(due)}", start)
         else:
-            yield Finding("workers", "warning", "no worker is alive; nothing is due", start)
+            what = f"what is due is paused, in {_some(self._due)}" if self._due else "nothing is due"
+            yield Finding("workers", "warning", f"no worker is alive; {what}", start)
         served = {name for worker in self._workers for name in worker.queues}
         if self._workers and (unserved := [name for name in due if name not in served]):
             yield Finding(
                 "workers",
                 "error",
                 f"jobs are due in {_some(unserved)}, which no living worker serves",
-                f"start a worker for them: duly worker module:app --queues {','.join(unserved[:5])}",
+                f"start a worker for them: duly worker module:app --queues {shlex.quote(','.join(unserved[:5]))}",
             )
 
     def _look_at_tasks(self) -> Iterator[Finding]:
@@ -154,7 +152,7 @@ class _Workings:
                 "pauses",
                 "warning",
                 f"{pause.kind} {pause.name!r} is paused by {pause.paused_by} since {since}{end}{why}",
-                f"let it go on: duly queues resume {pause.name}{flag}",
+                f"let it go on: duly queues resume {shlex.quote(pause.name)}{flag}",
             )
         if not self._pauses:
             yield Finding("pauses", "ok", "nothing is paused")
@@ -172,17 +170,26 @@ class _Workings:
         yield Finding("leases", "error", text, look if self._workers else start)
 
     def _look_at_queues(self) -> Iterator[Finding]:
-        slow = [queue for queue in self._queues if (queue.oldest_ms or 0) > SLOW_MS and queue.name not in self._paused]
+        held = [queue for queue in self._queues if queue.name in self._due and queue.name in self._paused]
+        for queue in held:
+            yield Finding(
+                "queues",
+                "warning",
+                f"queue {queue.name!r}: jobs are due since {tell.age(queue.oldest_ms)}, but it is paused "
+                f"by {self._paused[queue.name].paused_by} ({tell.count(queue.ready)} ready)",
+                f"let it go on: duly queues resume {shlex.quote(queue.name)}",
+            )
+        slow = [queue for queue in self._queues if (queue.oldest_ms or 0) > SLOW_MS and queue not in held]
         for queue in slow:
             yield Finding(
                 "queues",
                 "warning",
                 f"queue {queue.name!r}: the oldest due job waits since {tell.age(queue.oldest_ms)} "
                 f"({tell.count(queue.ready)} ready, {tell.count(queue.running)} running)",
-                f"see what keeps it: duly jobs list --queue {queue.name} --state ready, then duly why ID; "
+                f"see what keeps it: duly jobs list --queue {shlex.quote(queue.name)} --state ready, then duly why ID; "
                 "or start more workers",
             )
-        if not slow:
+        if not slow and not held:
             yield Finding("queues", "ok", f"no due job waits longer than {durations.describe(SLOW_MS)}")
 
     def _look_at_dead(self) -> Iterator[Finding]:
@@ -224,7 +231,7 @@ def _plain(finding: Finding) -> dict[str, str | None]:
 
 
 def _tell(finding: Finding) -> None:
-    level = click.style(f"{finding.level:<7}", fg=COLOURS[finding.level])
-    click.echo(f"{level}  {finding.name:<12}  {' '.join(finding.text.split())}")
+    level = tell.style(f"{finding.level:<7}", fg=COLOURS[finding.level])
+    click.echo(f"{level}  {finding.name:<12}  {tell.plain(' '.join(finding.text.split()))}")
     if finding.remedy:
-        click.echo(f"{'':23}to do: {finding.remedy}")
+        click.echo(f"{'':23}to do: {tell.plain(finding.remedy)}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -16,14 +19,19 @@ from duly import codec, durations
 from duly.app import Duly, Job
 from duly.cli import tell
 from duly.cli.database import json_option
+from duly.cli.queues import meant
+from duly.cli.waiting import is_away
 from duly.durations import to_ms
-from duly.errors import BadArguments, ConfigError, JobCancelled, JobDead, PayloadError
+from duly.errors import BadArguments, ConfigError, JobCancelled, JobDead, PayloadError, StoreError
 from duly.finding import find_app
 from duly.model import JobRecord
 from duly.store import ops
 from duly.tasks import Task
+from duly.why import Why
 
-FIRST_LOOK_S, LAST_LOOK_S = 0.005, 0.25
+T = TypeVar("T")
+
+FIRST_LOOK_S, LAST_LOOK_S, AWAY_LOOK_S = 0.005, 0.25, 1.0
 LATE_S = 60  # clocks differ and scripts take their time: what is past by less is meant to run now
 
 
@@ -39,7 +47,7 @@ Exit codes: 0 done, 1 failed (with --wait also: it is dead, cancelled, or not do
 nothing was written.
 """
 )
-@click.argument("target", metavar="MODULE:APP")
+@click.argument("target", metavar="MODULE:APP", type=click.Path())
 @click.argument("task_name", metavar="TASK")
 @click.argument("arguments", metavar="[ARGS]", required=False)
 @click.option("--delay", metavar="DURATION", help="Not before this time has passed, such as 5m.")
@@ -82,6 +90,8 @@ def command(
             _refuse_traceless(app, task)
         task = task.using(**_due(delay, at), key=key, priority=priority, queue=queue, subject=subject)
         job = _enqueue(app, task, read_arguments(arguments))
+        if queue is not None:
+            _warn_of_queue(app, queue)
         if wait:
             _wait(app, target, job, patience_ms, as_json)
         else:
@@ -201,6 +211,16 @@ def _typed(task: Task[..., Any, Any], given: Any) -> tuple[list[Any], dict[str, 
     return reader.decode_call(text)
 
 
+def _warn_of_queue(app: Duly, queue: str) -> None:
+    """Warn of a queue that no task has and nobody serves: it may be misspelt."""
+    known = {task.definition.queue for task in app.tasks.values()}
+    with suppress(StoreError):  # the job is enqueued: nothing may fail now
+        if queue not in known:
+            known |= {name for worker in app.driver.run(ops.workers()) if worker.alive for name in worker.queues}
+    if queue not in known:
+        _say(f"no task of this app has the queue {queue!r} and no living worker serves it{meant(queue, known)}")
+
+
 def _tell_id(job: Job[Any], as_json: bool) -> None:
     if as_json:
         tell.answer_json({"id": job.id, "deduplicated": job.deduplicated})
@@ -213,22 +233,59 @@ def _tell_id(job: Job[Any], as_json: bool) -> None:
 def _wait(app: Duly, target: str, job: Job[Any], patience_ms: int | None, as_json: bool) -> None:
     """Wait for the end of a job and tell its result; whatever happens here, the job goes on."""
     _say(f"waiting for job {job.id}")
+    patience = Patience(job.id, patience_ms)
     try:
-        _tell_obstacle(app, target, job)
-        ended = _ended(app, job, patience_ms)
+        _tell_obstacle(patience.ask(lambda: app.driver.run(ops.why(job.id))), target)
+        _wait_for_end(app, job, patience)
+        patience.ask(lambda: _tell_end(app, job, as_json))
     except KeyboardInterrupt:
         _say(f"stopped waiting; job {job.id} goes on. Look at it with: duly jobs show {job.id}")
         sys.exit(1)
-    if not ended:
+    except OutOfTime:
         late = durations.describe(patience_ms or 0)
         _say(f"job {job.id} has not ended within {late}, and goes on. Look at it with: duly why {job.id}")
         sys.exit(1)
-    _tell_end(app, job, as_json)
 
 
-def _tell_obstacle(app: Duly, target: str, job: Job[Any]) -> None:
+class OutOfTime(Exception):
+    """The time of --timeout is over."""
+
+
+class Patience:
+    """Waits as long as --timeout allows, also for a database that is away."""
+
+    def __init__(self, job_id: str, patience_ms: int | None) -> None:
+        self._job_id = job_id
+        self._give_up_at = None if patience_ms is None else time.monotonic() + patience_ms / 1000
+        self._told = False
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Ask the database, again and again while it is away."""
+        while True:
+            try:
+                return question()
+            except StoreError as error:
+                if not is_away(error):
+                    raise
+                self._tell(error)
+                self.rest(AWAY_LOOK_S)
+
+    def rest(self, seconds: float) -> None:
+        """Sleep, but not beyond the time that there is."""
+        left = seconds if self._give_up_at is None else self._give_up_at - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        time.sleep(min(seconds, left))
+
+    def _tell(self, error: StoreError) -> None:
+        if not self._told:
+            click.echo("\r\x1b[K" if sys.stderr.isatty() else "", err=True, nl=False)  # how far it is stands there
+            _say(f"the database is away, and waited for; job {self._job_id} goes on. {tell.reason(error)}")
+        self._told = True
+
+
+def _tell_obstacle(why: Why | None, target: str) -> None:
     """Say at once what keeps the job from running, where something does."""
-    why = app.driver.run(ops.why(job.id))
     if why is None or why.gate in ("ended", "lease"):
         return
     if why.gate in ("not_due", "paused", "waiting"):
@@ -236,24 +293,20 @@ def _tell_obstacle(app: Duly, target: str, job: Job[Any]) -> None:
     if why.facts.knowing_workers == 0:
         _say(
             f"no living worker knows task {why.facts.task!r} and serves queue {why.facts.queue!r}: "
-            f"start one with duly worker {target}"
+            f"start one with duly worker {shlex.quote(target)}"
         )
 
 
-def _ended(app: Duly, job: Job[Any], patience_ms: int | None) -> bool:
-    """Wait until the job has ended, showing how far it is; False: it has not within that time."""
-    give_up_at = None if patience_ms is None else time.monotonic() + patience_ms / 1000
+def _wait_for_end(app: Duly, job: Job[Any], patience: Patience) -> None:
+    """Wait until the job has ended, showing how far it is."""
     pause = FIRST_LOOK_S
     with Line() as line:
         while True:
-            record = app.get(job.id)
+            record = patience.ask(lambda: app.get(job.id))
             if record is None or record.state.ended:
-                return True
-            left = pause if give_up_at is None else give_up_at - time.monotonic()
-            if left <= 0:
-                return False
+                return
             line.show(_how_far(record))
-            time.sleep(min(pause, left))
+            patience.rest(pause)
             pause = min(pause * 1.5, LAST_LOOK_S)
 
 
@@ -267,7 +320,7 @@ class Line:
     def show(self, text: str) -> None:
         """Write over what was shown before."""
         if self._on and text != self._shown:
-            click.echo(f"\r\x1b[K{text}", err=True, nl=False)
+            click.echo(f"\r\x1b[K{tell.plain(text)}", err=True, nl=False)
             self._shown = text
 
     def __enter__(self) -> Line:
@@ -313,4 +366,4 @@ def _answer_end(app: Duly, job: Job[Any], result: Any) -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(f"duly: {text}", err=True)
+    click.echo(f"duly: {tell.plain(text)}", err=True)

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from duly import durations
+from duly.cli import tell
 from duly.errors import DulyError
 from duly.model import Attempt
 from duly.store import ops
@@ -41,7 +42,8 @@ class JobLines:
             trace = self._traceback(fields) if fields.get("error_class") else ""
             click.echo(line_of(word, fields, place_in(trace)), err=True)
             if trace:
-                click.echo("".join(f"    {line}\n" for line in without_ours(trace).splitlines()), nl=False, err=True)
+                lines = tell.plain(without_ours(trace)).splitlines()
+                click.echo("".join(f"    {line}\n" for line in lines), nl=False, err=True)
 
     def _traceback(self, fields: Mapping[str, Any]) -> str:
         """Read what was recorded of the attempt."""
@@ -55,7 +57,7 @@ class JobLines:
 def line_of(word: str, fields: Mapping[str, Any], place: str | None) -> str:
     """Write what became of a job in one line."""
     moment = datetime.now().astimezone().strftime("%H:%M:%S")
-    shown = click.style(f"{word.replace('_', ' '):<9}", fg=COLOURS.get(word))
+    shown = tell.style(f"{word.replace('_', ' '):<9}", fg=COLOURS.get(word))
     parts = [f"{fields['task']} {fields['job_id']}"]
     if fields.get("ran_ms") is not None:
         parts.append(f"in {_duration(fields['ran_ms'])}")
@@ -64,8 +66,8 @@ def line_of(word: str, fields: Mapping[str, Any], place: str | None) -> str:
         facts.append(f"attempt {fields['attempt']} of {fields['max_attempts']}")
     if fields.get("retry_in_ms") is not None:
         facts.append(f"again in {_duration(fields['retry_in_ms'])}")
-    line = f"{moment} {shown} {' '.join(parts)}{''.join(f', {fact}' for fact in facts)}"
-    return line + _why(fields, place)
+    said = f"{' '.join(parts)}{''.join(f', {fact}' for fact in facts)}{_why(fields, place)}"
+    return f"{moment} {shown} {tell.plain(said)}"
 
 
 def _why(fields: Mapping[str, Any], place: str | None) -> str:

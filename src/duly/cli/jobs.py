@@ -23,7 +23,7 @@ from duly.cli.database import (
     state_option,
     whole_id,
 )
-from duly.cli.selection import Done, Listing, Selection, change, need_some
+from duly.cli.selection import Done, Listing, Selection, change, need_some, unsettled
 from duly.errors import JobNotFound
 from duly.keys import Ids
 from duly.model import Attempt, Event, JobRecord, Replayed, State, Step
@@ -107,11 +107,11 @@ def list_(
 
 
 def tell_jobs(jobs: Sequence[JobRecord], now: int) -> None:
-    """Print a table of jobs."""
+    """Print a table of jobs; what one looks for first has room in 80 columns."""
     tell.table(
-        ["id", "state", "task", "queue", "attempt", "when", "note"],
+        ["id", "state", "attempt", "when", "task", "queue", "note"],
         [
-            [job.id, job.state, job.task, job.queue, f"{job.attempt}/{job.max_attempts}", _when(job, now), note(job)]
+            [job.id, job.state, f"{job.attempt}/{job.max_attempts}", _when(job, now), job.task, job.queue, note(job)]
             for job in jobs
         ],
     )
@@ -120,8 +120,8 @@ def tell_jobs(jobs: Sequence[JobRecord], now: int) -> None:
 def _when(job: JobRecord, now: int) -> str:
     """Say when a job ended, or when it is or was due."""
     if job.finished_at is not None:
-        return tell.ago(job.finished_at, now)
-    due = tell.ago(job.due_at, now)
+        return tell.ago(job.finished_at, now, units=1)
+    due = tell.ago(job.due_at, now, units=1)
     return f"due {due}" if job.due_at is not None and job.due_at <= now else due
 
 
@@ -286,8 +286,12 @@ def cancel(
             answer = app.driver.run(ops.cancel([job.id for job in jobs], by=by, why=why))
             return [Done(job.id, CANCELLED.get(answer.get(job.id), "had ended")) for job in jobs]
 
-        chosen = Selection("cancel", ids, matching, limit)
+        chosen = Selection("cancel", ids, matching, limit, foreseen=_ended)
         sys.exit(change(app, chosen, act, dry_run=dry_run, yes=yes, as_json=as_json))
+
+
+def _ended(job: JobRecord) -> Done | None:
+    return Done(job.id, "had ended") if job.state.ended else None
 
 
 CANCELLED: dict[State | None, str] = {State.CANCELLED: "cancelled", State.RUNNING: "asked to stop"}
@@ -347,7 +351,9 @@ def retry(
     with opened(url, schema, target) as app:
         states = RETRIED if state is None else (State(state),)
         matching = _matching(app, states, queue=queue, task=task, since=since_ms(app, since), error=error)
-        chosen = Selection("retry", ids, matching, limit)
+        if states[0] in REPLAYED:
+            matching = [unsettled(listing) for listing in matching]
+        chosen = Selection("retry", ids, matching, limit, foreseen=_not_retried)
 
         def act(jobs: Sequence[JobRecord]) -> list[Done]:
             return _retry(app, jobs, by, why)
@@ -366,11 +372,19 @@ def _retry(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> li
 def _retried(job: JobRecord, made_due: bool) -> Done:
     if made_due:
         return Done(job.id, "made due")
-    if job.state in RETRIED:
-        return Done(job.id, "had begun or ended meanwhile")
-    if job.state is State.READY:
-        return Done(job.id, "due already")
-    return Done(job.id, "running" if job.state is State.RUNNING else f"not run again: it has {job.state}", refused=True)
+    return _not_retried(job) or Done(job.id, "had begun or ended meanwhile")
+
+
+def _not_retried(job: JobRecord) -> Done | None:
+    """Say why a job cannot be run now, where its state says so."""
+    match job.state:
+        case State.READY:
+            return Done(job.id, "due already")
+        case State.RUNNING:
+            return Done(job.id, "running", refused=True)
+        case State.SUCCEEDED:
+            return Done(job.id, f"not run again: it has {job.state}", refused=True)
+    return None
 
 
 new_id = Ids()

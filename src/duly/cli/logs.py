@@ -24,7 +24,7 @@ def configure(level: str, *, as_json: bool, quiet: tuple[str, ...] = (), stream:
     """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if as_json else Lines(colour=stream.isatty() and "NO_COLOR" not in os.environ))
+    handler.setFormatter(JsonLines() if as_json else Lines(colour=stream.isatty() and not os.environ.get("NO_COLOR")))
     handler.addFilter(lambda record: not (record.name.startswith("duly.") and record.msg.startswith(quiet)))
     number = logging.getLevelNamesMapping()[level.upper()]
     root = logging.getLogger()

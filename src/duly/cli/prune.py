@@ -12,6 +12,7 @@ from duly.cli import tell
 from duly.cli.database import bulk_options, database_options, json_option, opened
 from duly.durations import to_ms
 from duly.errors import ConfigError
+from duly.model import MANY
 from duly.store import ops
 from duly.upkeep import CHUNK
 
@@ -83,7 +84,8 @@ def _names(only: str | None) -> list[str]:
 def _prune(app: Duly, found: Mapping[str, int], keep_ms: int) -> dict[str, int]:
     """Remove a chunk after the other until none is full; answers how many of what went."""
     gone = dict.fromkeys(found, 0)
-    with tell.progress("pruning", sum(found.values())) as advance:
+    given_up = any(number > MANY for number in found.values())
+    with tell.progress("pruning", None if given_up else sum(found.values())) as advance:
         for name in found:
             taken = CHUNK
             while taken >= CHUNK:

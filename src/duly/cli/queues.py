@@ -68,7 +68,7 @@ def list_(url: str | None, schema: str | None, target: str | None, as_json: bool
         click.echo("there are no queues yet: a job or a worker makes one")
     for pause in pauses:
         if pause.kind == "task":
-            click.echo(f"task {pause.name!r} is paused {told_pause(pause, now)}")
+            click.echo(tell.plain(f"task {pause.name!r} is paused {told_pause(pause, now)}"))
 
 
 def told_pause(pause: Pause | None, now: int) -> str:
@@ -127,7 +127,7 @@ def pause(
     if as_json:
         tell.answer_json(paused)
     else:
-        click.echo(f"{kind} {name!r} is paused {told_pause(paused, now)}")
+        click.echo(tell.plain(f"{kind} {name!r} is paused {told_pause(paused, now)}"))
 
 
 def _kind(is_task: bool) -> str:
@@ -150,10 +150,11 @@ def _warn_if_unknown(app: Duly, kind: str, name: str) -> None:
         known |= {one.name for one in figures if one.ready or one.scheduled or one.running or one.waiting}
         unknown = name not in known
     if unknown:
-        click.echo(f"duly: no job and no living worker has a {kind} {name!r}{_meant(name, known)}", err=True)
+        click.echo(f"duly: no job and no living worker has a {kind} {name!r}{meant(name, known)}", err=True)
 
 
-def _meant(name: str, known: set[str]) -> str:
+def meant(name: str, known: set[str]) -> str:
+    """Name the one that was meant, if one is like it."""
     close = get_close_matches(name, sorted(known), n=1)
     return f": did you mean {close[0]!r}?" if close else ""
 
@@ -193,5 +194,5 @@ def resume(
     elif resumed:
         click.echo(f"{kind} {name!r} goes on")
     if not resumed:
-        click.echo(f"duly: {kind} {name!r} was not paused{_meant(name, known)}", err=True)
+        click.echo(f"duly: {kind} {name!r} was not paused{meant(name, known)}", err=True)
         sys.exit(1)

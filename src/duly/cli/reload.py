@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import click
 
-from duly.cli.supervisor import Changed, Died, Supervisor
+from duly.cli.supervisor import Changed, Died, Supervisor, how
 
 # How a worker ends that has not begun: told to, or because of what can be mended in the code. More than this: because
 # of another mistake, whose exit code is added.
@@ -106,6 +106,13 @@ class Reloader(Supervisor):
             return died.code - MISTAKE
         click.echo("Mend it and save: this is tried again then. Ctrl-C ends.", err=True)
         return 0
+
+    def _tell_death(self, died: Died, pid: int, pause_s: float) -> None:
+        click.echo(
+            f"the worker (pid {pid}) has died ({how(died.code)}) and starts again; "
+            "what it was running runs again when its leases have ended",
+            err=True,
+        )
 
 
 def _named(files: Sequence[str]) -> str:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 from msgspec import Struct
 
-from duly.app import Duly
+from duly.app import Duly, user
 from duly.cli import tell
 from duly.cli.backup import in_bytes, pages
-from duly.cli.database import bulk_options, database_options, json_option, opened, user
+from duly.cli.database import bulk_options, database_options, json_option, opened
 from duly.errors import ConfigError
 from duly.finding import find_app
 from duly.model import HoldFigure
-from duly.store import ops
+from duly.store import caller, ops
 
 WHY = "restored from a backup"
 GO_ON = """\
@@ -42,7 +42,11 @@ Examples:
     help="Let nothing run before you say so: jobs that ran wait, queues and schedules are paused. Without FILE: hold a "
     "database that was restored by other means, such as pg_restore.",
 )
-@click.option("--force", is_flag=True, help="Restore under the feet of living workers: they lose what they are at.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Do it though workers are alive there, which lose what they are at, and drop tables that FILE lacks.",
+)
 @bulk_options
 @database_options
 @json_option
@@ -68,7 +72,7 @@ def command(
         raise click.UsageError("Nobody can be asked here: say --yes, or --dry-run to see what would be done.")
     if file is None:
         with opened(url, schema, target) as app:
-            _hold(app, dry_run=dry_run, yes=yes, as_json=as_json)
+            _hold(app, force=force, dry_run=dry_run, yes=yes, as_json=as_json)
     else:
         app = Duly(url, schema=schema) if target is None else find_app(target, url=url)
         _restore(file, _place(app), hold=hold, force=force, dry_run=dry_run, yes=yes, as_json=as_json)
@@ -85,14 +89,12 @@ class Contents(Struct, frozen=True):
     due: bool
 
 
-def _hold(app: Duly, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+def _hold(app: Duly, *, force: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Hold a database that was restored by other means."""
-    found = _contents(app)
+    _refuse_workers(app, force=force)
+    found = _contents(app.driver.run)
     if not as_json:
         click.echo(f"{app.settings.url}: {_listed(found)}")
-    alive = [worker.id for worker in app.driver.run(ops.workers()) if worker.alive]
-    if alive:
-        _warn(f"{tell.plural(len(alive), 'worker')} alive there: what they run is taken from them, and waits")
     held = None
     if not dry_run:
         if not tell.confirmed("Hold it?", yes=yes):
@@ -104,12 +106,27 @@ def _hold(app: Duly, *, dry_run: bool, yes: bool, as_json: bool) -> None:
         _tell_held(held)
 
 
+def _refuse_workers(app: Duly, *, force: bool) -> None:
+    """Refuse to hold a database while workers claim: a claim that is on its way would not be held."""
+    alive = [worker for worker in app.workers() if worker.alive]
+    if not alive:
+        return
+    there = f"{tell.plural(len(alive), 'worker')} alive in {app.settings.url}"
+    if not force:
+        gone_s = max(3 * worker.beat_ms for worker in alive) // 1000
+        raise ConfigError(
+            f"{there} ({alive[0].id}{', …' if len(alive) > 1 else ''}): stop them first, or say --force. "
+            f"Those that only the backup knows are forgotten after {gone_s} s"
+        )
+    _warn(f"{there}: what they run is taken from them, and waits; what they claim just now runs on")
+
+
 def _place(app: Duly) -> Path:
     settings = app.settings
     if settings.url.store == "postgresql":
         raise ConfigError(
             f"duly restore brings SQLite files back; {settings.url} is a server: use pg_restore, then "
-            f"duly restore --hold --url {settings.url}"
+            f"duly restore --hold --url {shlex.quote(str(settings.url))}"
         )
     if settings.url.path is None:
         raise ConfigError(f"duly restore brings SQLite files back; {settings.url} is none")
@@ -119,11 +136,17 @@ def _place(app: Duly) -> Path:
 def _restore(file: Path, place: Path, *, hold: bool, force: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
     from duly.store import backup as backups
 
-    found = _look(file, place)
+    if not file.exists():
+        raise ConfigError(f"there is no file {file}: look at its name")
+    going = backups.check_restore(file, place, force=force)
+    with backups.opened_to_look(file) as conn:
+        found = _contents(lambda op: caller.run(conn, op))
     if not as_json:
         _tell_backup(file, found)
     if not hold:
         _warn_of(found)
+    if going:
+        _warn(f"tables of {place} that {file} lacks will go: {tell.plain(', '.join(going))}")
     held = None
     if not dry_run:
         over = f"{place} is there: all that is in it goes. " if place.exists() else ""
@@ -132,50 +155,22 @@ def _restore(file: Path, place: Path, *, hold: bool, force: bool, dry_run: bool,
         with pages("restore") as progress:
             held = backups.restore(file, place, hold_by=user() if hold else None, force=force, progress=progress)
     if as_json:
-        tell.answer_json(
-            {"database": str(place), "file": str(file), "contents": found, "restored": not dry_run, "held": held}
-        )
+        said = {"database": str(place), "file": str(file), "contents": found, "dropped": going}
+        tell.answer_json({**said, "restored": not dry_run, "held": held})
     elif not dry_run:
         click.echo(f"restored {place}")
         if held is not None:
             _tell_held(held)
 
 
-def _look(file: Path, place: Path) -> Contents:
-    """Look into a backup without changing it: a copy is opened, which also tells whether it can be restored."""
-    from duly.store import backup as backups
-    from duly.store import sqlite
-
-    sqlite.check_path(place.absolute())
-    if not file.exists():
-        raise ConfigError(f"there is no file {file}: look at its name")
-    with _scratch(place) as copy:
-        backups.restore(file, copy)
-        app = Duly(copy)
-        try:
-            return _contents(app)
-        finally:
-            app.close()
-
-
-@contextmanager
-def _scratch(place: Path) -> Iterator[Path]:
-    """Give a place for a copy, on the disk that must have room for one anyway."""
-    try:
-        with TemporaryDirectory(prefix=".duly-restore-", dir=place.absolute().parent) as folder:
-            yield Path(folder) / "copy.db"
-    except PermissionError as error:
-        raise ConfigError(f"the folder {place.absolute().parent} cannot be written ({error.strerror})") from error
-
-
-def _contents(app: Duly) -> Contents:
-    queues = app.driver.run(ops.queues())
+def _contents(run: Callable[[ops.Op[Any]], Any]) -> Contents:
+    queues = run(ops.queues())
     return Contents(
         ready=sum(queue.ready for queue in queues),
         scheduled=sum(queue.scheduled for queue in queues),
         running=sum(queue.running for queue in queues),
         waiting=sum(queue.waiting for queue in queues),
-        dead=sum(figure.count for figure in app.driver.run(ops.dead_metrics())),
+        dead=sum(figure.count for figure in run(ops.dead_metrics())),
         due=any(queue.oldest_ms is not None for queue in queues),
     )
 

@@ -44,6 +44,8 @@ class Selection(NamedTuple):
     matching: Sequence[Listing]
     limit: int | None
     ask_named: bool = False
+    # What would become of a job that is named, where that can be told without doing it.
+    foreseen: Callable[[JobRecord], Done | None] = lambda job: None
 
 
 def need_some(ids: Sequence[str], filters: Iterable[Any], everything: bool, what: str = "filters") -> None:
@@ -67,7 +69,7 @@ def change(app: Duly, chosen: Selection, act: Act, *, dry_run: bool, yes: bool, 
 def _change_named(app: Duly, chosen: Selection, act: Act, *, dry_run: bool, yes: bool, as_json: bool) -> int:
     jobs, missing = named(app, chosen.ids)
     if dry_run:
-        done = [Done(job.id, f"would {chosen.verb}, it is {job.state}") for job in jobs]
+        done = [chosen.foreseen(job) or Done(job.id, f"would {chosen.verb}, it is {job.state}") for job in jobs]
     elif chosen.ask_named and jobs and not tell.confirmed(_question(chosen, len(jobs)), yes=yes):
         raise click.Abort
     else:
@@ -138,7 +140,7 @@ def _change_matching(chosen: Selection, act: Act, *, yes: bool, as_json: bool) -
         if total and not tell.confirmed(_question(chosen, total), yes=yes):
             raise click.Abort
     counts: Counter[str] = Counter()
-    with _told_when_stopped(counts), tell.progress(chosen.verb, total or 0) as advance:
+    with _told_when_stopped(counts), tell.progress(chosen.verb, _length(total)) as advance:
         for page in walk(chosen.matching, chosen.limit):
             counts.update(one.outcome for one in act(page))
             advance(len(page))
@@ -179,9 +181,30 @@ def walk(listings: Iterable[Listing], limit: int | None = None) -> Iterator[list
                 break
 
 
+def unsettled(listing: Listing) -> Listing:
+    """Make a listing that leaves out what was replayed or resolved, so that it does not use up a limit."""
+
+    def page(last: str | None, limit: int) -> list[JobRecord]:
+        found: list[JobRecord] = []
+        while len(found) < limit:
+            jobs = listing(last, limit)
+            found += [job for job in jobs if job.replayed_as is None and job.resolved_at is None]
+            if len(jobs) < limit:
+                break
+            last = jobs[-1].id
+        return found[:limit]
+
+    return page
+
+
 def summary(counts: Counter[str]) -> str:
     """Write how many became what: "12 cancelled, 1 had ended"."""
     return ", ".join(f"{number:,} {outcome}" for outcome, number in counts.most_common())
+
+
+def _length(total: int | None) -> int | None:
+    """Give a count that a bar can end at; one that was given up on is none."""
+    return total if total is None or total <= MANY else None
 
 
 def _question(chosen: Selection, total: int) -> str:

@@ -19,7 +19,7 @@ MOST_DEAD = 20
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """What a look at the whole database gives."""
+    """What a look at the whole database gives; workers tell what they did at each beat, the oldest at `beat_at`."""
 
     at: int
     states: dict[str, int]
@@ -27,6 +27,7 @@ class Stats(msgspec.Struct, frozen=True):
     dead: list[DeadFigure]
     parked: list[ParkedFigure]
     workers: dict[str, int]
+    beat_at: int | None
     paused: list[Pause]
 
 
@@ -59,7 +60,8 @@ def read(app: Duly) -> Stats:
     queues, dead, workers = run(ops.queues()), run(ops.dead_metrics()), run(ops.workers())
     states = {state: sum(getattr(one, state) for one in queues) for state in LIVE}
     states["dead"] = sum(figure.count for figure in dead)
-    return Stats(run(ops.clock()), states, queues, dead, run(ops.parked()), _sum(workers), run(ops.paused()))
+    beat_at = min((worker.seen_at for worker in workers if worker.alive), default=None)
+    return Stats(run(ops.clock()), states, queues, dead, run(ops.parked()), _sum(workers), beat_at, run(ops.paused()))
 
 
 def _sum(workers: Sequence[WorkerRecord]) -> dict[str, int]:
@@ -71,7 +73,7 @@ def _sum(workers: Sequence[WorkerRecord]) -> dict[str, int]:
 def _tell(stats: Stats) -> None:
     by_queue = {state: [getattr(one, state) for one in stats.queues] for state in LIVE}
     rows = [(state, _total(numbers)) for state, numbers in by_queue.items()]
-    tell.facts([*rows, ("dead", f"{stats.states['dead']:,}"), ("workers", _workers(stats.workers))])
+    tell.facts([*rows, ("dead", f"{stats.states['dead']:,}"), ("workers", _workers(stats))])
     _part(
         ["queue", *LIVE, "oldest"],
         [
@@ -97,13 +99,15 @@ def _total(numbers: Sequence[int]) -> str:
     return f"{sum(numbers):,}"
 
 
-def _workers(sums: dict[str, int]) -> str:
+def _workers(stats: Stats) -> str:
+    sums = stats.workers
     if not sums["alive"]:
         return "none alive" + (f", {sums['silent']:,} silent" if sums["silent"] else "")
     silent = f", {sums['silent']:,} silent" if sums["silent"] else ""
     return (
         f"{sums['alive']:,} alive{silent}; {sums['running']:,} of {sums['slots']:,} slots busy; "
-        f"{sums['succeeded']:,} succeeded and {sums['failed']:,} failed since they started"
+        f"{sums['succeeded']:,} succeeded and {sums['failed']:,} failed since they started "
+        f"(as of the last beat, {tell.ago(stats.beat_at, stats.at, units=1)})"
     )
 
 

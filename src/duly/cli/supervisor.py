@@ -48,9 +48,10 @@ Word: TypeAlias = Died | Changed | int
 class Supervisor:
     """Runs `count` processes of one command."""
 
-    def __init__(self, words: Sequence[str], count: int) -> None:
+    def __init__(self, words: Sequence[str], count: int, *, farewell: str | None = None) -> None:
         self._words = words
         self._count = count
+        self._farewell = farewell
         self._told: queue.SimpleQueue[Word] = queue.SimpleQueue()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._started_at: dict[int, float] = {}
@@ -129,16 +130,19 @@ class Supervisor:
         pause = self._pause_s[died.place]
         self._pause_s[died.place] = min(pause * 2, LONGEST_PAUSE_S)
         self._due[died.place] = time.monotonic() + pause
-        log.warning(
-            "supervisor.worker_died",
-            extra={"place": died.place, "worker_pid": process.pid, "how": how(died.code), "again_in_s": pause},
-        )
+        self._tell_death(died, process.pid, pause)
         return 0
+
+    def _tell_death(self, died: Died, pid: int, pause_s: float) -> None:
+        extra = {"place": died.place, "worker_pid": pid, "how": how(died.code), "again_in_s": pause_s}
+        log.warning("supervisor.worker_died", extra=extra)
 
     def _stop(self, number: int) -> None:
         """Tell all workers to stop; told twice, they stop at once, and the third time they are killed."""
         if not self._asked:
             log.info("supervisor.stopping", extra={"signal": signal.Signals(number).name})
+            if self._farewell:
+                print(self._farewell, file=sys.stderr)
         self._asked += 1
         self._due.clear()
         for process in self._running.values():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +17,7 @@ import click
 import msgspec
 
 from duly import durations
+from duly.errors import StoreError
 from duly.model import MANY
 
 GAP = "  "
@@ -28,7 +32,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns; on a terminal the last column is cut where the line ends."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for number, line in enumerate(columns(headings, rows, width=width)):
-        click.echo(click.style(line, bold=True) if number == 0 else line)
+        click.echo(style(line, bold=True) if number == 0 else line)
+
+
+def style(text: str, **how: Any) -> str:
+    """Give a text colour or weight, unless $NO_COLOR is set."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, **how)
 
 
 def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> list[str]:
@@ -60,12 +69,12 @@ def moment(at: int | None) -> str:
     return "-" if at is None else datetime.fromtimestamp(at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def age(ms: int | None) -> str:
-    """Write a duration roughly: its two largest units."""
+def age(ms: int | None, *, units: int = 2) -> str:
+    """Write a duration roughly: its largest units."""
     if ms is None:
         return "-"
     ms = max(ms, 0)
-    return " ".join(durations.describe(ms - ms % 1000 if ms >= 1000 else ms).split()[:2])
+    return " ".join(durations.describe(ms - ms % 1000 if ms >= 1000 else ms).split()[:units])
 
 
 def count(number: int) -> str:
@@ -78,11 +87,11 @@ def figure(number: int) -> str:
     return f"{number:,}" if number <= MANY else f"{MANY:,}+"
 
 
-def ago(at: int | None, now: int) -> str:
+def ago(at: int | None, now: int, *, units: int = 2) -> str:
     """Write a time as its distance from now: "3m ago", "in 5m"."""
     if at is None:
         return "-"
-    return f"in {age(at - now)}" if at > now else f"{age(now - at)} ago"
+    return f"in {age(at - now, units=units)}" if at > now else f"{age(now - at, units=units)} ago"
 
 
 def plural(number: int, noun: str) -> str:
@@ -102,13 +111,25 @@ def confirmed(question: str, *, yes: bool) -> bool:
 
 
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how far a long job is, on terminals only; call what it gives with each number done."""
+def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show how far a long job is, on terminals only; call what it gives with each number done.
+
+    Without a total it counts upwards, and does not pretend to know the end.
+    """
     if not sys.stderr.isatty():
         yield lambda done: None
         return
-    with click.progressbar(length=total, label=label, file=sys.stderr, show_pos=True) as bar:
+    endless = itertools.count() if total is None else None
+    with click.progressbar(endless, length=total, label=label, file=sys.stderr, show_pos=True) as bar:
         yield bar.update
+
+
+def reason(error: Exception) -> str:
+    """Give a message for people: a store's without the name of the operation, and without what libpq repeats."""
+    if not isinstance(error, StoreError):
+        return str(error)
+    message = re.sub(r"^[a-z_]+: ", "", str(error))
+    return re.sub(r"\(connection failed: .* failed: (.*?)( Is the server running [^)]*)?\)(?=$|: )", r"(\1)", message)
 
 
 def plain(text: str) -> str:

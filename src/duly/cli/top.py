@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -59,8 +60,9 @@ Examples:
 def command(interval: str, once: bool, url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
     """Watch queues, workers, running and dead jobs live, until Ctrl-C.
 
-    On a terminal it fills the screen, elsewhere it prints one line a look; with --json each is one object. Workers
-    count what they did and tell it at every beat: rates come from that. A database that goes away is waited for.
+    On a terminal it fills the screen, elsewhere, and where $TERM is dumb, it prints one line a look; with --json each
+    is one object. Workers count what they did and tell it at every beat: rates come from that. A database that goes
+    away is waited for.
     """
     interval_ms = to_ms(interval, what="--interval")
     if interval_ms < LEAST_MS:
@@ -69,7 +71,7 @@ def command(interval: str, once: bool, url: str | None, schema: str | None, targ
         where = app.driver.about().where
         rates = Rates()
         with suppress(KeyboardInterrupt):  # the way out
-            if once or as_json or not sys.stdout.isatty():
+            if once or as_json or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
                 _print_looks(app, rates, where, interval_ms, once=once, as_json=as_json)
             else:
                 _show_looks(app, rates, where, interval_ms)
@@ -140,9 +142,9 @@ def _print_looks(app: Duly, rates: Rates, where: str, interval_ms: int, *, once:
 
 def _print_error(error: StoreError, *, as_json: bool) -> None:
     if as_json:
-        tell.answer_json({"error": str(error), "code": error.code})
+        tell.answer_json({"error": tell.reason(error), "code": error.code})
     else:
-        click.echo(f"{_clock()}  {tell.plain(str(error))}")
+        click.echo(f"{_clock()}  {tell.plain(tell.reason(error))}")
 
 
 def _print_look(found: Look, where: str, *, full: bool, as_json: bool) -> None:
@@ -196,13 +198,13 @@ def _show_looks(app: Duly, rates: Rates, where: str, interval_ms: int) -> None:
             head = f"{where}  every {describe(interval_ms)}, Ctrl-C ends"
             lines = picture(found, head, width=size.columns, height=size.lines)
             if trouble:
-                lines[1] = click.style(tell.cut(trouble, size.columns), fg="red")
+                lines[1] = tell.style(tell.cut(trouble, size.columns), fg="red")
             draw(lines[: size.lines])
             time.sleep(interval_ms / 1000)
             try:
                 found, trouble = look(app, rates), ""
             except StoreError as error:
-                trouble = f"{_clock()} {tell.plain(' '.join(str(error).split()))}"
+                trouble = f"{_clock()} {tell.plain(' '.join(tell.reason(error).split()))}"
 
 
 @contextmanager

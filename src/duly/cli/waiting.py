@@ -20,6 +20,7 @@ from typing import Self
 import click
 
 from duly.app import Duly
+from duly.cli import tell
 from duly.cli.ending import Ending, leave
 from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreUnavailable
 from duly.liveness import Pulse
@@ -40,11 +41,11 @@ def reach(app: Duly, worker: str, ending: Ending, *, remedy: str, as_json: bool)
             try:
                 about = app.driver.about()
             except SchemaMismatch as error:
-                raise SchemaMismatch(re.sub(r"`duly migrate[^`]*`", f"`{remedy}`", _reason(error))) from error
+                raise SchemaMismatch(re.sub(r"`duly migrate[^`]*`", f"`{remedy}`", tell.reason(error))) from error
             except StoreError as error:
-                if not _is_away(error):
-                    raise type(error)(_reason(error)) from error
-                wait.until_next(_reason(error), pause_s)
+                if not is_away(error):
+                    raise type(error)(tell.reason(error)) from error
+                wait.until_next(tell.reason(error), pause_s)
             else:
                 wait.found()
                 return about
@@ -127,14 +128,8 @@ class Wait:
         leave(self._ending.idle_code)
 
 
-def _is_away(error: StoreError) -> bool:
+def is_away(error: StoreError) -> bool:
     """Say whether the database may come back by itself."""
     if str(getattr(error.__cause__, "sqlite_errorname", "")).startswith(CLOSED_FILES):
         return False
     return isinstance(error, StoreUnavailable | AnswerLost)
-
-
-def _reason(error: StoreError) -> str:
-    """Give the message without the name of the operation, and what libpq adds to the reason."""
-    message = re.sub(r"^(about|open|migrate): ", "", str(error))
-    return re.sub(r"\(connection failed: .* failed: (.*?)( Is the server running .*)?\)$", r"(\1)", message)

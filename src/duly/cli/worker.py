@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +20,7 @@ from duly.app import Duly
 from duly.cli import logs, waiting
 from duly.cli.ending import Ending, leave
 from duly.cli.supervisor import RESTART, Supervisor, command_line
-from duly.durations import to_ms
+from duly.durations import describe, to_ms
 from duly.errors import ConfigError
 from duly.finding import find_app
 from duly.store.driver import About
@@ -28,6 +28,8 @@ from duly.worker import Worker
 
 log = logging.getLogger("duly.worker")
 
+OTHER_SQLITE = "it brings an SQLite of its own: two on one file drop each other's locks, so keep it to other files"
+FAREWELL = "stopping: running jobs have {grace}; Ctrl-C again gives them back at once"
 STUCK = "half of its threads are stuck"
 DURABILITY = {
     "full": "full: what is committed survives a power cut",
@@ -49,7 +51,7 @@ Signals: SIGTERM or Ctrl-C lets running jobs end within the grace time, then giv
 so at once. Exit codes: 0 stopped, 1 failed, 2 wrong usage.
 """
 )
-@click.argument("target", metavar="MODULE:APP")
+@click.argument("target", metavar="MODULE:APP", type=click.Path())
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
@@ -114,13 +116,22 @@ def command(
         about = serving.reach(remedy=migration(target, app, url), as_json=log_json)
         tell_first_lines(serving.worker, about, processes=processes, as_json=log_json)
         warn_of_slips(serving.worker)
+    farewell = FAREWELL.format(grace=describe(grace_ms)) if sys.stderr.isatty() and not log_json else None
     if processes > 1:
         app.close()
         words = ["--processes", "1", "--concurrency", str(concurrency), "--grace", f"{grace_ms}ms"]
         words += ["--log-level", log_level, *(["--log-json"] if log_json else [])]
         words += [word for queue in queues for word in ("--queues", queue)]
-        sys.exit(Supervisor(command_line("worker", target, *words), processes).run())
+        sys.exit(Supervisor(command_line("worker", target, *words), processes, farewell=farewell).run())
+    if farewell and lifeline is None:
+        app.events.listen(lambda name, fields: _say_farewell(name, fields, farewell))
     serving.run(grace_ms / 1000)
+
+
+def _say_farewell(name: str, fields: Mapping[str, Any], farewell: str) -> None:
+    """Say on a terminal why the worker is still there after Ctrl-C."""
+    if name == "worker.stopping" and fields["running"]:
+        click.echo(farewell, err=True)
 
 
 class Serving:
@@ -231,8 +242,18 @@ def _has_wal_hazard() -> bool:
     return not wal_verdict().endswith(": safe")
 
 
+def _other_libraries(app: Duly) -> list[str]:
+    if app.settings.url.path is None:
+        return []
+    from duly.store.sqlite import other_libraries
+
+    return other_libraries()
+
+
 def warn_of_slips(worker: Worker) -> None:
-    """Warn of what is allowed but seldom meant: no tasks at all, queues that no task has."""
+    """Warn of what is allowed but seldom meant: another SQLite library, no tasks at all, queues that no task has."""
+    for name in _other_libraries(worker.app):
+        log.warning("worker.other_sqlite", extra={"library": name, "hint": OTHER_SQLITE})
     if not worker.app.tasks:
         log.warning("worker.no_tasks", extra={"hint": "there is nothing it could run: define tasks with @app.task"})
         return

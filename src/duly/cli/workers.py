@@ -24,8 +24,9 @@ Examples:
 def command(url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
     """List the workers that have been heard of.
 
-    A worker tells of itself at every beat, each third of its shortest lease. One that missed three is silent: it is
-    dead, hangs, or cannot reach the database. For probes on the worker's own machine see `duly check`.
+    A worker tells of itself at every beat, each third of its shortest lease: what it did is as of then. One that
+    missed three is silent: it is dead, hangs, or cannot reach the database. For probes on the worker's own machine see
+    `duly check`.
     """
     with opened(url, schema, target) as app:
         workers, now = app.driver.run(ops.workers()), app.driver.run(ops.clock())
@@ -60,5 +61,6 @@ def tell_workers(workers: Sequence[WorkerRecord], now: int) -> None:
 
 
 def sign(worker: WorkerRecord, now: int) -> str:
-    """Say whether a worker is alive."""
-    return "alive" if worker.alive else f"silent for {tell.age(now - worker.seen_at)}"
+    """Say whether a worker is alive, and how old is what it told last: its counts too are as of that beat."""
+    age = tell.age(now - worker.seen_at, units=1)
+    return f"alive, beat {age} ago" if worker.alive else f"silent for {age}"

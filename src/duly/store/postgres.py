@@ -515,8 +515,8 @@ def describe(url: str) -> str:
     """Name a database for people: host, port and name, never the password."""
     try:
         info = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
-        raise ConfigError(f"this is not a PostgreSQL URL that can be read: {str(error).strip()}") from None
+    except psycopg.ProgrammingError:  # whose message may quote a password
+        raise ConfigError("libpq cannot read this PostgreSQL URL: look at its options") from None
     host = info.get("host") or info.get("hostaddr") or "localhost"
     return f"PostgreSQL {host}:{info.get('port') or 5432}/{info.get('dbname') or info.get('user') or ''}"
 

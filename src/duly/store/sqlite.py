@@ -520,8 +520,11 @@ def look(path: str | os.PathLike[str]) -> dict[str, str]:
     check_path(place)
     if not place.exists():
         return {}
+    wal = place.with_name(place.name + "-wal")
+    # Immutable, or even a look would leave files beside it; but what is only in the log must be seen.
+    how = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
     try:
-        conn = sqlite3.connect(f"{place.as_uri()}?mode=ro", uri=True)
+        conn = sqlite3.connect(f"{place.as_uri()}?{how}", uri=True)
         try:
             return read_meta(conn)
         finally:
@@ -638,12 +641,12 @@ def translate(error: Exception, op: str, where: object, *, committing: bool = Fa
         return SchemaMismatch(
             f"{op}: {where} does not have the tables this version works with ({error}): run `duly migrate`"
         )
+    if code == sqlite3.SQLITE_FULL:  # at the commit too: then it is rolled back
+        return StoreUnavailable(f"{op}: the disk of {where} is full: make room; nothing was written")
     if committing:
         return AnswerLost(f"{op}: the commit on {where} failed ({error}); it may or may not have been written")
     if code == sqlite3.SQLITE_NOTADB:
         return StoreError(f"{op}: {where} is not a database: name another file")
-    if code == sqlite3.SQLITE_FULL:
-        return StoreUnavailable(f"{op}: the disk of {where} is full; nothing was written")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM):
         return StoreUnavailable(f"{op}: {where} cannot be used ({error}): look at the file, its folder and its owner")
     if code in (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):

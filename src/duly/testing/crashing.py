@@ -65,12 +65,19 @@ def crash(app: Duly, at: CrashPoint) -> Iterator[None]:
     try:
         with passage.watched():
             yield
-    except Crashed:
-        if not passage.dead:
+    except BaseException as error:
+        if not (passage.dead and _is_crash(error)):
             raise
     if not passage.dead:
         passed = ", ".join(map(str, passage.passed)) or "none"
         raise AssertionError(f"crash: the point {at} was never reached; those passed are: {passed}")
+
+
+def _is_crash(error: BaseException) -> bool:
+    """Say whether it is the crash and nothing else; a task group puts it into a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(Crashed)[1] is None
+    return isinstance(error, Crashed)
 
 
 class _Passage(Mortal):

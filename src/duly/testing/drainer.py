@@ -1,12 +1,13 @@
 """The worker that tests run: the real one, one job at a time, with its upkeep at set moments instead of beside it.
 
 So what it does is the same each time. What the real one would do in processes of its own it does in this one, because
-what a test counts with is here.
+what a test counts with is here; what the real one refuses, it refuses too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from duly.context import Lease
 from duly.errors import JobError
 from duly.isolation import Children
-from duly.model import Change, Failed, Outcome
+from duly.model import Change, Claimed, Failed, Outcome
 from duly.overtime import Overtime
 from duly.runner import DOES_NOT_FIT, NOT_COMMITTED
 from duly.tasks import Definition, Kind, Task
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
 
 Noted = Callable[[Lease, BaseException], None]
 
+MOST_ATTEMPTS = 10_000
 
-async def work(app: Duly, queues: Iterable[str] | None, noted: Noted) -> None:
-    """Run what is due until nothing is; `noted` is called with what handlers raise."""
-    running = asyncio.create_task(Drainer(app, queues, noted).run(), name="duly-drain")
-    with _ended_by_crash(app, running):
+
+async def work(drainer: Drainer) -> None:
+    """Run what is due until nothing is."""
+    running = asyncio.create_task(drainer.run(), name="duly-drain")
+    with _ended_by_crash(drainer.app, running):
         await running
 
 
@@ -68,7 +71,7 @@ def _ended_by_crash(app: Duly, running: asyncio.Task[None]) -> Iterator[None]:
 
 
 class Drainer(Worker):
-    """A worker for tests: it drains, and comes back."""
+    """A worker for tests: it drains, and comes back. `noted` is called with what handlers raise."""
 
     def __init__(self, app: Duly, queues: Iterable[str] | None, noted: Noted) -> None:
         self._leap = Leap()
@@ -77,9 +80,8 @@ class Drainer(Worker):
         )
         self.children = _NoChildren(app, 1, clock=self._leap)
         self._noted = noted
-
-    def _refuse_what_cannot_run(self) -> None:
-        """Refuse nothing: what is to run in a process of its own runs in a thread."""
+        self._ran: set[str] = set()
+        self._brought_about = 0
 
     def _beside(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         yield "overtime", Overtime(self).run()
@@ -107,7 +109,18 @@ class Drainer(Worker):
         leases = await super().claim(*args, **options)
         for lease in leases:
             lease.task = Task(self.app, self._observed(lease))
+            self._refuse_endless(lease.job)
         return leases
+
+    def _refuse_endless(self, job: Claimed) -> None:
+        """Count what only runs because something ran here before: jobs of jobs, and jobs once more."""
+        self._brought_about += job.id in self._ran or job.envelope.causation_id in self._ran
+        self._ran.add(job.id)
+        if self._brought_about > MOST_ATTEMPTS:
+            raise AssertionError(
+                f"drain: {MOST_ATTEMPTS:,} attempts came of others in the same drain, and the next is of {job.task}: "
+                "if that enqueues itself without end, give it one, or a delay; if there are so many, drain again"
+            )
 
     def _observed(self, lease: Lease) -> Definition:
         definition = lease.task.definition
@@ -162,7 +175,8 @@ def _start_thread(work: Callable[[], None], name: str) -> threading.Thread:
         with suppress(Crashed):
             work()
 
-    return start_thread(quietly, name)
+    # In the context of the worker: whoever enqueues in there is found to be inside of what is around us.
+    return start_thread(partial(contextvars.copy_context().run, quietly), name)
 
 
 def _context(app: Duly, kind: Callable[[Lease], Any], lease: Lease) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 from duly.context import Lease
 from duly.errors import ConfigError
 from duly.model import State
+from duly.store import ops
 from duly.testing import seam
 from duly.testing.clock import Clock, clock_of
-from duly.testing.drainer import work
+from duly.testing.drainer import Drainer, work
 
 if TYPE_CHECKING:
     from duly.app import Duly
 
 MOST_ROUNDS = 1000
 MANY = 10_000
+# What became due so short a time ago is told by `ops.next_due` too.
+JUST_DUE_MS = 50
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,9 @@ def drain(app: Duly, *, queues: Iterable[str] | None = None, scheduled: bool = F
     With `scheduled` also what is due later: a frozen clock is moved from one due time to the next, so that retries run
     to their end without waiting. With `raises` the first error of a handler is raised when all is done.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(adrain(app, queues=queues, scheduled=scheduled, raises=raises))
-    raise ConfigError("drain() starts an event loop, and one runs here already: await testing.adrain(app) instead")
+    if asyncio._get_running_loop() is not None:
+        raise ConfigError("drain() starts an event loop, and one runs here already: await testing.adrain(app) instead")
+    return asyncio.run(adrain(app, queues=queues, scheduled=scheduled, raises=raises))
 
 
 async def adrain(
@@ -71,8 +72,9 @@ async def adrain(
 
     with _counted(app) as tally:
         for _ in range(MOST_ROUNDS):
-            await work(app, queues, note)
-            if clock is None or not await _moved_on(app, clock, queues):
+            drainer = Drainer(app, queues, note)
+            await work(drainer)
+            if clock is None or not await _moved_on(drainer, clock):
                 break
         else:
             raise AssertionError(f"drain: after {MOST_ROUNDS} moves of the clock there is still something to come")
@@ -93,17 +95,26 @@ def _clock_for(app: Duly, scheduled: bool) -> Clock | None:
     return clock
 
 
-async def _moved_on(app: Duly, clock: Clock, queues: list[str] | None) -> bool:
+async def _moved_on(drainer: Drainer, clock: Clock) -> bool:
     """Move the clock to the next moment at which something is due, or a lease ends. False: there is none."""
-    scheduled = await app.alist(state=State.SCHEDULED, limit=MANY)
-    running = await app.alist(state=State.RUNNING, limit=MANY)
-    moments = [(job.queue, job.due_at or 0) for job in scheduled]
-    moments += [(job.queue, (job.lease_until or 0) + 1) for job in running]
-    # What is due and was not run is in a queue that nobody drains here.
-    later = [at for queue, at in moments if at > clock.ms and (queues is None or queue in queues)]
+    moments = [at async for at in _moments(drainer, clock.ms)]
+    # A lease that has ended and was not taken back is not waited for.
+    later = [at for at in moments if at > clock.ms]
     if later:
         clock.move(min(later))
     return bool(later)
+
+
+async def _moments(drainer: Drainer, now: int) -> AsyncIterator[int]:
+    """Give the next due time of each queue, and the ends of leases."""
+    since = now + JUST_DUE_MS
+    for queue in drainer.queues:
+        due_in_ms = await drainer.driver.arun(ops.next_due(queue, now=since))
+        if due_in_ms is not None:
+            yield since + due_in_ms
+    for job in await drainer.app.alist(state=State.RUNNING, limit=MANY):
+        if job.queue in drainer.queues:
+            yield (job.lease_until or 0) + 1
 
 
 class _Tally:

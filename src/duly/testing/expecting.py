@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from duly import codec
 from duly.durations import Duration, describe, to_ms
-from duly.errors import ConfigError
+from duly.errors import ConfigError, PayloadError
 from duly.model import JobRecord, State
+from duly.signature import SignatureCodec
 from duly.tasks import Task, moment
 
 if TYPE_CHECKING:
@@ -94,6 +97,7 @@ class _Wanted:
         said = {"key": key, "queue": queue, "state": None if state is None else _state(state), "due": _due(due)}
         self._terms = {name: value for name, value in said.items() if value is not None}
         self._args = _plain(task, args or {})
+        self._defaults = _defaults(task)
 
     def sorted(self) -> tuple[list[JobRecord], list[JobRecord]]:
         """Give the jobs of the task that are as wanted, and those that are not."""
@@ -124,7 +128,7 @@ class _Wanted:
         return f"{line}: {differs}" if differs else line
 
     def _differences(self, job: JobRecord) -> Iterator[str]:
-        payload = job.payload if isinstance(job.payload, dict) else {}
+        payload = self._defaults | (job.payload if isinstance(job.payload, dict) else {})
         for name, value in self._args.items():
             if name not in payload:
                 yield f"{name} was not given"
@@ -181,7 +185,22 @@ def _plain(task: Task[..., Any, Any], args: Mapping[str, Any]) -> dict[str, Any]
             close = get_close_matches(str(name), known, 1)
             meant = f": did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"{task.name}{signature.shape} has no parameter {name!r}{meant}")
-    return {name: msgspec.json.decode(codec.encode(value, sets=signature.sets)) for name, value in args.items()}
+    return {name: _stored(signature, value) for name, value in args.items()}
+
+
+def _defaults(task: Task[..., Any, Any]) -> dict[str, Any]:
+    """Give what a handler gets for arguments that a job does not name, as it would be stored."""
+    signature = task.definition.codec
+    defaults: dict[str, Any] = {signature.star.name: []} if signature.star else {}
+    for name, parameter in signature.named.items():
+        with suppress(PayloadError):  # a default need not be anything that could be stored
+            if parameter.default is not Parameter.empty:
+                defaults[name] = _stored(signature, parameter.default)
+    return defaults
+
+
+def _stored(signature: SignatureCodec, value: Any) -> Any:
+    return msgspec.json.decode(codec.encode(value, sets=signature.sets))
 
 
 def _jobs(app: Duly, task: str) -> Iterator[JobRecord]:

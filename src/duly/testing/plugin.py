@@ -46,7 +46,8 @@ def duly_app(request: pytest.FixtureRequest, isolated_duly: Isolate) -> Duly:
 
     spec = str(request.config.getini("duly_app"))
     if not spec:
-        pytest.fail("duly_app is not set: write duly_app = module:app under [tool.pytest.ini_options]", pytrace=False)
+        where = "[tool.pytest.ini_options]"
+        pytest.fail(f'duly_app is not set: write duly_app = "module:app" under {where}', pytrace=False)
     root = str(request.config.rootpath)
     if root not in sys.path:
         sys.path.insert(0, root)

@@ -79,7 +79,7 @@ returning id::text;
 delete from duly.duly_worker
  where id = any (array(
        select id from duly.duly_worker
-        where seen_at <= (select :now) - :keep_ms::bigint
+        where seen_at <= (select :now) - greatest(:keep_ms::bigint, 3 * beat_ms)
         limit :limit::int
           for update skip locked))
 returning id;
@@ -119,5 +119,5 @@ select least((select count(*) from due where not is_whole), :enough::int) as res
        (select count(*) from ended
          where (select id from duly.duly_done where batch_id = ended.id limit 1) is null) as batches,
        (select count(*) from (
-        select 1 from duly.duly_worker where seen_at <= (select now from clock) - :keep_ms::bigint
+        select 1 from duly.duly_worker where seen_at <= (select now from clock) - greatest(:keep_ms::bigint, 3 * beat_ms)
          limit (select :enough::int)) as counted) as workers;

@@ -119,13 +119,13 @@ select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at,
         select 1 from duly.duly_job as ahead
          where ahead.state = 'ready' and ahead.queue = job.queue and job.state = 'ready'
            and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
-         limit 10001) as earlier) as ahead
+         limit 10001) as earlier) as ahead, job.cancel_requested_at
   from (select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
-               suspect, parked_version, priority
+               suspect, parked_version, priority, cancel_requested_at
           from duly.duly_job where id = :id::uuid
          union all
         select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, null, reason, error, false, null,
-               priority
+               priority, cancel_requested_at
           from duly.duly_done where id = :id::uuid) as job
  cross join (select :now as now offset 0) as clock
   left join duly.duly_queue as queue_gate

@@ -68,7 +68,7 @@ returning id;
 delete from duly_worker
  where id in (
        select id from duly_worker
-        where seen_at <= :now - :keep_ms
+        where seen_at <= :now - max(:keep_ms, 3 * beat_ms)
         limit :limit)
 returning id;
 
@@ -105,5 +105,5 @@ select min((select count(*) from due where not is_whole), :enough) as results,
        (select count(*) from ended
          where (select id from duly_done where batch_id = ended.id limit 1) is null) as batches,
        (select count(*) from (
-        select 1 from duly_worker where seen_at <= :now - :keep_ms
+        select 1 from duly_worker where seen_at <= :now - max(:keep_ms, 3 * beat_ms)
          limit :enough)) as workers;

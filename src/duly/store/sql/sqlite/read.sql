@@ -115,13 +115,13 @@ select job.id, job.task, job.queue, job.state, job.due_at, job.expires_at, job.a
         select 1 from duly_job as ahead
          where ahead.state = 'ready' and ahead.queue = job.queue and job.state = 'ready'
            and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
-         limit 10001)) as ahead
+         limit 10001)) as ahead, job.cancel_requested_at
   from (select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
-               suspect, parked_version, priority
+               suspect, parked_version, priority, cancel_requested_at
           from duly_job where id = :id
          union all
         select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, null, reason, error, 0, null,
-               priority
+               priority, cancel_requested_at
           from duly_done where id = :id) as job
   left join duly_queue as queue_gate
     on queue_gate.kind = 'queue' and queue_gate.name = job.queue and queue_gate.paused_at is not null
