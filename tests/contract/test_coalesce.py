@@ -318,3 +318,15 @@ def test_j06_a_child_that_was_forked_during_a_commit_enqueues_too(fleet, crowd):
     [future.result(60) for future in sent]
     os.waitpid(child, 0)
     assert fleet.query("select count(*) from duly_job") == [(3,)]
+
+
+def test_k09_enqueues_that_lock_more_than_one_key_or_jobs_share_no_commit(fleet):
+    """Each of these was seen to wait in a circle with another: see the races of the proof."""
+    driver = fleet.driver
+    held = ops.Held(new_id(), 1)
+    several = ops.enqueue(Terms("mail"), [NewJob(new_id(), "{}", key=key) for key in "ab"])
+    by_handler = ops.enqueue(Terms("mail"), [NewJob(new_id(), "{}", key="a")], parent=held)
+    for alone in (several, by_handler, keyed("a").again, plain().again):
+        assert not driver._gathers(alone)
+    for shared in (plain(), keyed("a"), ops.enqueue(Terms("mail"), [NewJob(new_id(), "{}")], parent=held)):
+        assert driver._gathers(shared)

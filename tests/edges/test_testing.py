@@ -849,7 +849,7 @@ def test_many_inline_jobs_run_one_after_the_other_and_not_inside_one_another(app
     with testing.isolated(app), testing.inline(app):
         parent.enqueue_many(parent.call(n) for n in range(30))
     assert order == [f"{who} {n}" for n in range(30) for who in ("child", "parent")]
-    assert max(threads) == min(threads)
+    assert max(threads) - min(threads) < 10  # inside one another they would be thirty more in the end
 
 
 def test_inline_jobs_that_wait_for_others_for_long_keep_their_order(app: Duly) -> None:

@@ -55,6 +55,8 @@ _abandoned: list[object] = []
 _drivers: weakref.WeakSet[PostgresDriver] = weakref.WeakSet()
 
 
+# Enqueues that can share a commit: plain ones, also by handlers, and those of one key.
+GATHERED = (("enqueue",), ("hold_parent", "enqueue"), ("reserve_keys", "enqueue_keyed", "key_holders"))
 # What a server says to a name, a password or a host that it will not take tomorrow either.
 REFUSALS = (
     "does not exist",
@@ -201,7 +203,8 @@ class PostgresDriver(Driver):
             raise
 
     def _gathers(self, op: Op[Any]) -> bool:
-        return op.name == "enqueue" and self.hook is None
+        """Say whether an operation may share its commit: only where locks are taken in one order, jobs before keys."""
+        return op.sections in GATHERED and "," not in op.params.get("ids", "") and self.hook is None
 
     def _commit_together(self, batch: Sequence[Op[Any]]) -> Sequence[Outcome]:
         """Commit enqueues as one. If they cannot be, each is run alone, so that only the guilty fails or waits."""
@@ -356,10 +359,10 @@ class _Line(NamedTuple):
 
 
 def _keys_in_order(numbered: tuple[int, Op[Any]]) -> tuple[str, str]:
-    """Sort enqueues by their keys: two processes that reserve the same ones do not wait for each other in a circle."""
+    """Sort enqueues by the jobs, then by the keys that they lock, so that nobody waits for each other in a circle."""
     op = numbered[1]
     if "key_ttl_ms" not in op.params:
-        return "", ""
+        return "", op.params["parent_id"] or ""
     jobs = msgspec.json.decode(op.params["jobs"])
     return op.params["task"], jobs[0]["key"] if jobs else ""
 
