@@ -402,10 +402,18 @@ class Worker:
             lease = Lease(job, self.app.tasks[job.task], self.driver, schema, now)
             if job.cancel_requested_at is not None:
                 lease.asked = Asked.CANCEL
+            self._superseded(job.id)
             self._held[job.id] = lease
             self.heart.mind(job.lease_ms)
             leases.append(lease)
         return leases
+
+    def _superseded(self, job_id: str) -> None:
+        """Tell the handler of an older lease of ours that it is lost: no beat would find it any more."""
+        old = self._held.get(job_id)
+        if old is not None and not (old.sent or old.closed):
+            self.app.events.tell("job.lease_lost", logging.WARNING, **about(old))
+            self.ask(old, Asked.LOST)
 
     def _room(self, queue: str) -> int:
         """Say how many jobs of a queue may be claimed beside those held."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from duly import Duly
+from duly import Ctx, Duly
 from duly.keys import new_token
 from duly.model import State
 from duly.pace import MOST_AHEAD, Pace
@@ -18,6 +18,8 @@ from duly.store import ops
 from duly.upkeep.rescue import Rescue
 from tests.contract.stores import D1Driver
 from tests.servers.d1 import D1Mannered
+
+SECONDS = 20
 
 LEASE_S = 0.03
 PATIENCE_S = LEASE_S / 3 + 0.5
@@ -158,3 +160,35 @@ def test_what_is_claimed_ahead_fits_into_memory_and_into_a_tenth_of_a_second() -
     for _ in range(100):
         pace.note_claim(1, 1_000_000)
     assert pace.ahead(0.0)[0] == 8
+
+
+def test_j09_a_handler_is_told_also_when_its_own_worker_claims_the_job_again(app: Duly) -> None:
+    runs: list[str] = []
+
+    @app.task(lease="60s")  # no beat within this test
+    async def waiting(ctx: Ctx) -> None:
+        runs.append(f"begun {ctx.attempt}")
+        if ctx.attempt > 1:
+            return
+        try:
+            await asyncio.sleep(SECONDS)
+        except asyncio.CancelledError:
+            runs.append("told")
+            raise
+
+    async def run() -> None:
+        worker = app.worker(concurrency=2, signals=False)
+        running = asyncio.create_task(worker.run())
+        job = await waiting.aenqueue()
+        while not runs:
+            await asyncio.sleep(0.01)
+        later = await app.driver.arun(ops.clock()) + 120_000
+        seen = await app.driver.arun(ops.expired_leases(now=later))
+        await app.driver.arun(ops.rescue(seen, now=later))
+        while (await app.aget(job.id)).state is not State.SUCCEEDED:  # type: ignore[union-attr]
+            await asyncio.sleep(0.02)
+        worker.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(run(), SECONDS))
+    assert sorted(runs) == ["begun 1", "begun 2", "told"]

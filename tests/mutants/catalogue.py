@@ -18,6 +18,12 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "src/duly/worker.py",
+        "            self._superseded(job.id)\n",
+        "",
+        "tests/engine/test_rescuing.py -k its_own_worker",
+    ),
+    Mutant(
+        "src/duly/worker.py",
         "if self._due_known and self._next_due is not None:",
         "if self._next_due is not None:",
         "tests/engine/test_hazards_of_the_engine.py -k does_not_spin",
