@@ -19,11 +19,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test check bench engine mutants clean
+.PHONY: help demo test check proof proof-full bench engine mutants clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
 		printf '  %-14s %s\n' "$$name" "$$what"; done
 
 demo: $(VENV)/.demo  ## see jobs run, fail, retry and finish, on a database of its own
@@ -37,6 +37,12 @@ check: $(VENV)/.stamp  ## lint, format, types and layers: what CI runs before th
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+
+proof: $(VENV)/.stamp  ## show by kills, crashes and simulation that the promises hold (ARGS="--only P6 --seed 7")
+	@$(BIN)/python -m tests.proof $(ARGS)
+
+proof-full: $(VENV)/.stamp  ## the same for up to 90 minutes
+	@$(BIN)/python -m tests.proof --full $(ARGS)
 
 bench: $(VENV)/.stamp  ## measure, beside what the bare database can do
 	@$(BIN)/python -m bench $(ARGS)
@@ -66,7 +72,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 			echo "$(PYTHON) cannot make a virtual environment. On Debian: apt-get install python3-venv" >&2; exit 1; }; }
 	@echo "Installing duly"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[cli]'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable .
 	@touch $@
 
 # What everything else needs: all extras, and the tools of the group dev, which older versions of pip do not know.

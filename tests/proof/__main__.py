@@ -1,0 +1,45 @@
+"""`python -m tests.proof [--full] [--only P6] [--seed 7]`: run the proof and print its table."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+from pathlib import Path
+
+from tests.proof import table
+
+
+def main() -> int:
+    """Run the rows, each with its controls; 0 only if all rows are green and all controls red."""
+    parser = argparse.ArgumentParser(prog="python -m tests.proof", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="the long forms, under 90 minutes")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="ROW", help="only this row, such as P6; again for more"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=None, help="what everything random follows from; default: a new one"
+    )
+    parser.add_argument("--no-controls", action="store_true", help="only the rows, not the runs without their defences")
+    parser.add_argument("--json", type=Path, default=Path("proof.json"), help="where to write the table for programs")
+    given = parser.parse_args()
+    seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
+    began, lines = time.monotonic(), []
+    for row in table.rows(given.only):
+        for control in (None, *(() if given.no_controls else row.controls)):
+            lines.append(table.run(row, seed=seed, full=given.full, control=control))
+            table.show(lines[-1])
+    table.write(lines, given.json)
+    good = [line for line in lines if table.holds(line)]
+    rows = [line for line in lines if line.control is None]
+    print(
+        f"\n{sum(line.verdict == 'green' for line in rows)} of {len(rows)} rows green, "
+        f"{sum(line.verdict.startswith('red') for line in lines)} of {len(lines) - len(rows)} controls red, "
+        f"{time.monotonic() - began:.0f} s, seed {seed}"
+    )
+    return 0 if lines and len(good) == len(lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

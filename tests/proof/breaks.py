@@ -1,0 +1,73 @@
+"""Defences taken away on purpose: each row of the proof must turn red without the one it shows.
+
+A break is a change to one section of SQL or to one function, made in the test's own processes and never in the product.
+Processes that a row starts hear of it by `$PROOF_BREAK`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from duly.store import statements
+
+VARIABLE = "PROOF_BREAK"
+BREAKS: dict[str, Callable[[], Callable[[], None]]] = {}
+
+
+def sql(name: str, *changes: tuple[str, str, str], dialects: tuple[str, ...] = ("sqlite", "postgres")) -> None:
+    """Add a break that changes texts of sections, each given as (section, old, new); the old must stand there once."""
+
+    def apply() -> Callable[[], None]:
+        before: dict[tuple[str, str], tuple[str, ...]] = {}
+        for dialect in dialects:
+            sections = statements.sections(dialect)  # type: ignore[arg-type]
+            for section, old, new in changes:
+                whole = ";\n".join(sections[section])
+                if whole.count(old) != 1:
+                    raise AssertionError(f"{name}: {old!r} stands {whole.count(old)} times in {dialect}/{section}")
+                before.setdefault((dialect, section), sections[section])
+                sections[section] = tuple(part for part in whole.replace(old, new).split(";\n") if part.strip())
+        statements.spell.cache_clear()
+
+        def undo() -> None:
+            for (dialect, section), was in before.items():
+                statements.sections(dialect)[section] = was  # type: ignore[arg-type]
+            statements.spell.cache_clear()
+
+        return undo
+
+    BREAKS[name] = apply
+
+
+def python(name: str, owner: Any, attribute: str, value: Any) -> None:
+    """Add a break that replaces an attribute of a module or a class."""
+
+    def apply() -> Callable[[], None]:
+        before = getattr(owner, attribute)
+        setattr(owner, attribute, value)
+        return lambda: setattr(owner, attribute, before)
+
+    BREAKS[name] = apply
+
+
+@contextmanager
+def broken(*names: str) -> Iterator[None]:
+    """Take defences away here and in the processes started meanwhile."""
+    undo = [BREAKS[name]() for name in names]
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = ",".join(names)
+    try:
+        yield
+    finally:
+        for one in reversed(undo):
+            one()
+        os.environ.pop(VARIABLE) if before is None else os.environ.update({VARIABLE: before})
+
+
+def apply_named() -> None:
+    """Take the defences away that the starting process has named."""
+    for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
+        BREAKS[name]()

@@ -1,0 +1,578 @@
+"""P2: what duly was told is done, played back to every point at which a crash could have cut it short.
+
+A workload runs every kind of operation on the real driver while the disk is recorded. Whatever the driver answers is
+written down with the length of the record at that moment. Then the file is rebuilt at each point of the record and
+opened as after a crash: what was answered by then must be there, what was asked and not yet answered may be there whole
+or not at all, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from duly import keys
+from duly.model import Change, Claimed, Failure, NewJob, State, Terms
+from duly.store import ops
+from duly.store.ops import Finish, Held, Op, Replay
+from duly.store.sqlite import SQLiteDriver
+from tests.proof.disk import Disk, Event, lay_down
+
+BEGINNING_MS = 1_800_000_000_000
+LEASE_MS = 30_000
+SHORT_KEEP_MS = 60_000
+NAME = "jobs.db"
+TABLES = (
+    "duly_meta", "duly_job", "duly_done", "duly_key", "duly_attempt", "duly_step", "duly_batch", "duly_schedule",
+    "duly_fire", "duly_queue", "duly_worker", "duly_event",
+)  # fmt: skip
+CALLBACK: dict[str, Any] = {
+    "task": "callback", "queue": "default", "priority": 0, "max_attempts": 3, "lease_ms": LEASE_MS,
+    "keep_ms": 86_400_000, "result_ttl_ms": 1000,
+}  # fmt: skip
+
+Content: TypeAlias = Mapping[str, Sequence[tuple[Any, ...]]]
+# What a caller knows of a job by the answers: "live", "running", how it ended, or None where nothing is left.
+Told: TypeAlias = dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One commit: when it was asked, when it was answered, what was told and what the tables then held."""
+
+    name: str
+    asked_at: int
+    at: int
+    told: Told
+    content: Content
+
+
+@dataclass
+class Recording:
+    """What one workload did to the disk and what it was told."""
+
+    log: list[Event]
+    answers: list[Answer]
+    files: dict[str, bytes]  # as they really were in the end
+    library: str  # the SQLite that wrote them
+
+
+def record(seed: int, steps: int, folder: Path) -> Recording:
+    """Run a workload in an empty folder and record it."""
+    from tests.proof.vfs import LIBRARY, recording  # not above: who only judges needs no second SQLite library
+
+    with recording(seed) as log:
+        workload = Workload(folder / NAME, log, random.Random(seed))
+        try:
+            workload.run(steps)
+            files = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith("-shm")}
+            return Recording(list(log), workload.answers, files, LIBRARY)
+        finally:
+            workload.close()
+
+
+class Workload:
+    """Callers and workers of one database, one operation after the other."""
+
+    def __init__(self, path: Path, log: list[Event], chance: random.Random) -> None:
+        self._log = log
+        self._chance = chance
+        self._now = BEGINNING_MS
+        self._new_id = keys.Ids(lambda: self._now * 1_000_000, chance.randbytes)
+        self._driver = SQLiteDriver(path)
+        self._other: Any = None  # a second connection: checkpoints, a caller's own transaction, looking
+        self.answers: list[Answer] = []
+        self._leased: dict[str, Claimed] = {}
+        self._asked: set[str] = set()  # to cancel, while they ran
+        self._known: Told = {}
+        self._fresh: Told = {}  # what the operation under way was told
+        self._prunable_at: dict[str, int] = {}
+        self._keeps: dict[str, int] = {}
+
+    def run(self, steps: int) -> None:
+        """Do what there is to do, in a random order that meets every operation."""
+        self._commit("open", self._open)
+        kinds = [*_OFTEN * 4, *_SELDOM]
+        for number in range(steps):
+            self._now += self._chance.randrange(0, 4000)
+            kind = _START[number] if number < len(_START) else self._chance.choice(kinds)
+            if kind == "checkpoint":
+                self._checkpoint()
+            else:
+                self._commit(kind, getattr(self, f"_{kind}"))
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._other is not None:
+            self._other.close()
+        self._driver.close()
+
+    def _commit(self, name: str, work: Any) -> None:
+        asked_at, self._fresh = len(self._log), {}
+        work()
+        self._known.update(self._fresh)
+        self.answers.append(Answer(name, asked_at, len(self._log), self._fresh, read(self._other)))
+
+    def _open(self) -> None:
+        self._driver.run(ops.clock())
+        self._other = self._driver.connect()
+
+    def _checkpoint(self) -> None:
+        self._other.execute("pragma wal_checkpoint(truncate)").fetchall()
+
+    # What callers do.
+
+    def _plain(self) -> None:
+        self._driver.run(self._enqueue(self._chance.randint(1, 4)))
+
+    def _delayed(self) -> None:
+        self._driver.run(self._enqueue(1, delay_ms=self._chance.randint(1, 20_000), expires_ms=10_000))
+
+    def _fleeting(self) -> None:
+        self._driver.run(self._enqueue(1, keep_ms=0))
+
+    def _fatal(self) -> None:
+        self._driver.run(self._enqueue(1, max_attempts=1, on_dead=json.dumps(CALLBACK)))
+
+    def _keyed(self) -> None:
+        wanted = [f"key {number}" for number in self._chance.sample(range(12), 2)]
+        jobs = [self._job(key) for key in wanted]
+        terms = self._terms(task="keyed", key_ttl_ms=20_000)
+        answers = self._driver.run(ops.enqueue(terms, jobs, now=self._now))
+        for job, answer in zip(jobs, answers, strict=True):
+            self._fresh[job.id] = None if answer.deduplicated else "live"
+            self._keeps[job.id] = terms.keep_ms
+
+    def _batch(self) -> None:
+        """Seal a batch with its jobs, as a caller does in his own transaction."""
+        batch, count = self._new_id(), self._chance.randint(1, 3)
+        callback = json.dumps({**CALLBACK, "id": self._new_id(), "payload": "{}", "envelope": None})
+        self._other.execute("begin immediate")
+        self._other.execute(
+            "insert into duly_batch (id, name, created_at, sealed_at, open, on_complete) values (?, 'b', ?, ?, ?, ?)",
+            (batch, self._now, self._now, count, callback),
+        )
+        op = self._enqueue(count, batch_id=batch, keep_ms=86_400_000, max_attempts=2)
+        self._driver.run_on(self._other, op)
+        self._other.execute("commit")
+
+    def _undone(self) -> None:
+        """Enqueue in a caller's transaction that is rolled back."""
+        self._other.execute("begin immediate")
+        op = self._enqueue(2)
+        self._driver.run_on(self._other, op)
+        self._other.execute("rollback")
+        self._fresh = dict.fromkeys(self._fresh)
+
+    def _together(self) -> None:
+        """Have the writer take several operations at once and commit them as one."""
+        writer = self._driver._open()
+        extend = ops.extend([Held(job.id, job.token) for job in self._leased.values()], now=self._now)
+        wanted = [self._enqueue(1), extend, self._enqueue(2)]
+        with writer._wake:  # it finds all of them when it wakes
+            waiting = [writer.submit(op) for op in wanted]
+        for future in waiting:
+            assert future is not None
+            future.result()
+
+    def _cancel(self) -> None:
+        ids = self._some("live", 1) + self._some("running", 1)
+        for job, state in self._driver.run(ops.cancel(ids, by="ada", why="not needed", now=self._now)).items():
+            if state is State.RUNNING:
+                self._asked.add(job)
+            else:
+                self._ended(job, state.value)
+
+    def _retry(self) -> None:
+        self._driver.run(ops.retry(self._some("live", 3), by="ada", now=self._now))
+
+    def _replay(self) -> None:
+        replays = [Replay(job, self._new_id()) for job in self._some("dead", 2)]
+        for replayed in self._driver.run(ops.replay(replays, by="ada", now=self._now)):
+            if replayed.new_id is not None and replayed.first:
+                self._fresh[replayed.new_id] = "live"
+                self._keeps[replayed.new_id] = self._keeps.get(replayed.id, CALLBACK["keep_ms"])
+
+    def _resolve(self) -> None:
+        self._driver.run(ops.resolve(self._some("dead", 1), by="ada", why="seen", now=self._now))
+
+    def _purge(self) -> None:
+        for job in self._driver.run(ops.purge(self._some("dead", 1), by="ada", now=self._now)):
+            self._fresh[job] = None
+
+    def _pause(self) -> None:
+        self._driver.run(ops.pause("task", "nobody", by="ada", why="rest", now=self._now))
+
+    def _resume(self) -> None:
+        self._driver.run(ops.resume("task", "nobody", by="ada", why="go", now=self._now))
+
+    # What workers do.
+
+    def _claim(self) -> None:
+        for alone in (False, True):
+            token = self._chance.randrange(1, 2**53)
+            limit = self._chance.randint(1, 4)
+            op = ops.claim("default", limit=limit, token=token, worker="w1", alone=alone, now=self._now)
+            claimed = self._driver.run(op)
+            for job in claimed:
+                self._leased[job.id] = job
+                self._keeps[job.id] = job.keep_ms
+                self._fresh[job.id] = "running"
+            if claimed:
+                return
+
+    def _finish(self) -> None:
+        self._end([(job, Change(State.SUCCEEDED, result=self._result())) for job in self._leases(3)])
+
+    def _fail(self) -> None:
+        self._end([(job, self._failure(job)) for job in self._leases(1)])
+
+    def _snooze(self) -> None:
+        later = Change(State.SCHEDULED, after_ms=5000, give_back_attempt=True)
+        self._end([(job, later) for job in self._leases(1)])
+
+    def _mixed(self) -> None:
+        """End a turn of jobs that went well and badly."""
+        leases = self._leases(4)
+        good, bad = leases[::2], leases[1::2]
+        self._end([(job, Change(State.SUCCEEDED)) for job in good] + [(job, self._failure(job)) for job in bad])
+
+    def _release(self) -> None:
+        self._end([(job, Change(State.READY, give_back_attempt=True)) for job in self._leases(1)])
+
+    def _progress(self) -> None:
+        for job in self._leases(1):
+            self._driver.run(ops.progress(Held(job.id, job.token), self._chance.random() * 100, "on its way"))
+
+    def _rescue(self) -> None:
+        """Find that a worker has been silent for longer than its leases, and take what it held."""
+        self._now += LEASE_MS + 1
+        seen = self._driver.run(ops.expired_leases(now=self._now))
+        for job, state in self._driver.run(ops.rescue(seen, now=self._now)).items():
+            self._leased.pop(job, None)
+            self._ended(job, state.value) if state.ended else self._fresh.update({job: "live"})
+
+    def _promote(self) -> None:
+        self._driver.run(ops.promote("default", now=self._now))
+
+    def _expire(self) -> None:
+        self._now += 10_000
+        late = self._driver.run(ops.expirable(now=self._now))
+        for job in self._driver.run(ops.expire(late, now=self._now)):
+            self._ended(job, "cancelled")
+
+    def _register(self) -> None:
+        op = ops.register("w1", host="h", pid=1, queues=["default"], tasks=["work"], beat_ms=1000, now=self._now)
+        self._driver.run(op)
+
+    def _leave(self) -> None:
+        self._driver.run(ops.leave("w1"))
+
+    def _prune(self) -> None:
+        self._now += SHORT_KEEP_MS // 2
+        self._driver.run(ops.prune("done", now=self._now))
+        for job in [job for job, at in self._prunable_at.items() if at <= self._now]:
+            del self._prunable_at[job]
+            self._fresh[job] = None
+
+    def _forget(self) -> None:
+        """Prune what else there is, of which one kind is at hand."""
+        what = self._chance.choice([name for name in ops.PRUNABLE if name != "done"])
+        self._driver.run(ops.prune(what, now=self._now))
+
+    # How they do it.
+
+    def _enqueue(self, count: int, **terms: Any) -> Op[Any]:
+        jobs = [self._job() for _ in range(count)]
+        wanted = self._terms(**terms)
+        self._fresh |= {job.id: "live" for job in jobs}
+        self._keeps |= {job.id: wanted.keep_ms for job in jobs}
+        return ops.enqueue(wanted, jobs, now=self._now)
+
+    def _job(self, key: str | None = None) -> NewJob:
+        return NewJob(self._new_id(), json.dumps({"text": "x" * self._size()}), key=key)
+
+    def _size(self) -> int:
+        """Choose a length; some do not fit into one page."""
+        return self._chance.choice([10, 40, 200, 1000, 6000])
+
+    def _terms(self, **terms: Any) -> Terms:
+        most = self._chance.choice([1, 2, 5])
+        keep_ms = self._chance.choice([SHORT_KEEP_MS, 86_400_000])
+        return Terms(**{"task": "work", "lease_ms": LEASE_MS, "max_attempts": most, "keep_ms": keep_ms, **terms})
+
+    def _result(self) -> str | None:
+        return self._chance.choice([None, json.dumps("r" * self._size())])
+
+    def _failure(self, job: Claimed) -> Change:
+        error = Failure("builtins.ValueError", "no", "a traceback of " + "some " * self._size())
+        if job.attempt >= job.max_attempts:
+            return Change(State.DEAD, error=error)
+        return Change(State.SCHEDULED, after_ms=3000, error=error)
+
+    def _some(self, what: str, count: int) -> list[str]:
+        found = [job for job, told in self._known.items() if told == what]
+        return self._chance.sample(found, min(count, len(found)))
+
+    def _leases(self, most: int) -> list[Claimed]:
+        held = list(self._leased.values())
+        return self._chance.sample(held, min(most, len(held)))
+
+    def _end(self, ends: list[tuple[Claimed, Change]]) -> None:
+        if not ends:
+            return
+        verdicts = self._driver.run(ops.finish([Finish(job, change) for job, change in ends], now=self._now))
+        for job, change in ends:
+            assert verdicts[job.id] == "recorded", (job, verdicts)
+            del self._leased[job.id]
+            if change.state.ended:
+                self._ended(job.id, change.state.value)
+            elif job.id in self._asked:
+                self._ended(job.id, "cancelled")
+            else:
+                self._fresh[job.id] = "live"
+
+    def _ended(self, job: str, how: str) -> None:
+        keep_ms = self._keeps[job]
+        self._fresh[job] = None if how == "succeeded" and keep_ms == 0 else how
+        if how != "dead" and self._fresh[job] is not None:
+            self._prunable_at[job] = self._now + keep_ms
+
+
+# What a workload begins with, so that a short one meets the most important; then what comes at random.
+_START = (
+    "plain", "keyed", "batch", "claim", "finish", "fatal", "checkpoint", "claim", "mixed", "keyed", "claim", "fail",
+    "rescue", "checkpoint", "cancel", "claim", "snooze", "replay", "together", "claim", "finish",
+)  # fmt: skip
+_OFTEN = ("plain", "keyed", "fatal", "claim", "claim", "finish", "mixed", "fail")
+_SELDOM = (
+    "delayed", "fleeting", "batch", "undone", "together", "cancel", "cancel", "retry", "replay", "replay", "resolve",
+    "purge", "pause", "resume", "snooze", "release", "progress", "rescue", "promote", "expire", "register", "leave",
+    "prune", "prune", "forget", "checkpoint", "checkpoint", "checkpoint", "checkpoint",
+)  # fmt: skip
+
+
+def read(conn: Any) -> Content:
+    """Read all rows of all tables; where there are none of ours yet, nothing."""
+    if not conn.execute("select 1 from sqlite_master where name = 'duly_meta'").fetchall():
+        return {}
+    return {table: conn.execute(f"select * from {table}").fetchall() for table in TABLES}
+
+
+# What no operation leaves behind, whatever else has happened: each answers with the rows that are wrong.
+HALF_DONE = {
+    "a job is live and finished": "select id from duly_job where id in (select id from duly_done)",
+    "a job has ended and was not moved out": "select id from duly_job where finished_at is not null",
+    "a live job with a key does not have the key": """
+        select id from duly_job where key is not null and not exists (
+            select 1 from duly_key
+             where duly_key.task = duly_job.task and duly_key.key = duly_job.key and job_id = id and state = 'live')""",
+    "a live key is that of no live job": """
+        select job_id from duly_key where state = 'live' and not exists (
+            select 1 from duly_job
+             where id = job_id and duly_job.task = duly_key.task and duly_job.key = duly_key.key)""",
+    "the key of a live job says that it succeeded": """
+        select job_id from duly_key join duly_job on id = job_id where duly_key.state = 'succeeded'""",
+    "the counters of a batch are not those of its jobs": """
+        select id from duly_batch
+         where open <> (select count(*) from duly_job where batch_id = duly_batch.id)
+            or (select count(*) from duly_done
+                 where batch_id = duly_batch.id and replayed_as is null and state = 'succeeded') <> succeeded
+            or (select count(*) from duly_done
+                 where batch_id = duly_batch.id and replayed_as is null and state = 'cancelled') <> cancelled""",
+    "a batch is complete and its callback is not there": """
+        select id from duly_batch
+         where (open = 0 or completed_at is not null)
+           and not exists (select 1 from duly_job where id = on_complete ->> 'id')
+           and not exists (select 1 from duly_done where id = on_complete ->> 'id')""",
+    "a job is dead and its callback is not there": """
+        select id from duly_done as dead
+         where state = 'dead' and on_dead is not null
+           and not exists (select 1 from duly_job where payload ->> 'job_id' = dead.id)
+           and not exists (select 1 from duly_done where payload ->> 'job_id' = dead.id)""",
+    "a job is dead and its last attempt is not there": """
+        select id from duly_done where state = 'dead' and not exists (
+            select 1 from duly_attempt where job_id = id and duly_attempt.attempt = duly_done.attempt)""",
+    "an attempt is left of a job that has gone": """
+        select job_id from duly_attempt
+         where job_id not in (select id from duly_job) and job_id not in (select id from duly_done)""",
+    "a job has ended badly and the log does not say so": """
+        select id from duly_done where state <> 'succeeded' and not exists (
+            select 1 from duly_event where job_id = duly_done.id and name = 'job.' || state)""",
+    "a job was replayed and nothing says as what": """
+        select id from duly_job where replay_of is not null and not exists (
+            select 1 from duly_done where duly_done.id = duly_job.replay_of and replayed_as = duly_job.id)
+           and exists (select 1 from duly_done where duly_done.id = duly_job.replay_of)""",
+    "a job is marked to be pruned and still there": "select id from duly_done where prune_at = -1",
+}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What is wrong with one image."""
+
+    kind: str  # "corrupt", "half-done" or "lost"
+    text: str
+    point: int
+    crash: str
+
+
+@dataclass
+class Tally:
+    """What came out of many images."""
+
+    library: str
+    events: int
+    commits: int
+    wrong: list[Wrong] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)  # of operations
+    crashes: Counter[str] = field(default_factory=Counter)  # images by the crash they come from
+
+    @property
+    def images(self) -> int:
+        """How many files were rebuilt and judged."""
+        return self.crashes.total()
+
+
+class Judge:
+    """Opens images and says what is wrong with them."""
+
+    def __init__(self, recording: Recording, folder: Path) -> None:
+        self._answers = recording.answers
+        self._folder = folder
+        self._told: Told = {}
+        self._answered = 0
+        self._good: deque[Content] = deque(maxlen=3)
+
+    def judge(self, image: dict[str, bytes], point: int) -> tuple[str, str] | None:
+        """Say what is wrong with an image of this point; points come in their order."""
+        self._learn(point)
+        lay_down(image, self._folder)
+        conn = sqlite3.connect(self._folder / NAME, isolation_level=None)
+        try:
+            [[verdict]] = conn.execute("pragma integrity_check(1)").fetchall()
+            if verdict != "ok":
+                return "corrupt", verdict
+            content = read(conn)
+            return self._half_done(conn, content) or self._lost(content) or self._strange(content)
+        except sqlite3.DatabaseError as error:
+            return "corrupt", str(error)
+        finally:
+            conn.close()
+
+    def _learn(self, point: int) -> None:
+        while self._answered < len(self._answers) and self._answers[self._answered].at <= point:
+            self._told |= self._answers[self._answered].told
+            self._answered += 1
+
+    def _half_done(self, conn: sqlite3.Connection, content: Content) -> tuple[str, str] | None:
+        """Look for what no operation leaves behind. The same rows are not looked at twice."""
+        if not content or any(content == good for good in self._good):
+            return None
+        for what, sql in HALF_DONE.items():
+            rows = conn.execute(sql).fetchall()
+            if rows:
+                return "half-done", f"{what}: {rows[:3]}"
+        self._good.append(content)
+        return None
+
+    def _lost(self, content: Content) -> tuple[str, str] | None:
+        """Hold what callers were told against what is there, but for what is under way."""
+        if not content:
+            return ("lost", "all tables") if self._answered else None
+        under_way = self._answers[self._answered].told if self._answered < len(self._answers) else {}
+        found = _states(content)
+        for job, told in self._told.items():
+            if found.get(job) != told and (job not in under_way or found.get(job) != under_way[job]):
+                return "lost", f"job {job} is {found.get(job)}, and callers were told {told}"
+        return None
+
+    def _strange(self, content: Content) -> tuple[str, str] | None:
+        """Hold every row against what was there before the operation under way, and after it."""
+        if content in self._expected():
+            return None
+        if any(content == answer.content for answer in self._answers[: self._answered]):
+            return "lost", f"it is as it was before {self._answers[self._answered - 1].name!r} was answered"
+        return "half-done", "it is neither as it was before the operation under way nor as it was after"
+
+    def _expected(self) -> list[Content]:
+        last = self._answers[self._answered - 1].content if self._answered else {}
+        return [last, *(answer.content for answer in self._answers[self._answered : self._answered + 1])]
+
+
+def _states(content: Content) -> dict[str, str]:
+    found = {row[0]: "running" if row[4] == "running" else "live" for row in content["duly_job"]}
+    return {row[0]: row[4] for row in content["duly_done"]} | found
+
+
+def images(recording: Recording, chance: random.Random, cuts: int) -> Iterator[tuple[int, str, dict[str, bytes]]]:
+    """Rebuild the file at each point: as a kill leaves it, and as several power cuts may leave it."""
+    disk = Disk()
+    answered = {answer.at for answer in recording.answers}
+    yield 0, "kill", {}
+    for point, event in enumerate(recording.log, 1):
+        disk.take(event)
+        # A sync changes nothing that a kill would show, but more may have been promised since.
+        if event.what != "sync" or point in answered:
+            yield point, "kill", disk.after_kill()
+        for _ in range(cuts if disk.in_doubt else 1):
+            yield point, "power cut", disk.after_power_cut(chance)
+    if disk.after_kill() != recording.files:
+        raise AssertionError("the record played back to its end does not give the files that were there")
+
+
+def judged(seed: int, *, steps: int, cuts: int, folder: Path) -> Tally:
+    """Record a workload and judge it at every point, in two folders inside `folder` that are made for it."""
+    place, images_of = folder / f"record-{seed}", folder / f"image-{seed}"
+    place.mkdir()
+    images_of.mkdir()
+    recording = record(seed, steps, place)
+    shutil.rmtree(place)
+    tally = Tally(recording.library, len(recording.log), len(recording.answers))
+    tally.kinds.update(answer.name for answer in recording.answers)
+    judge = Judge(recording, images_of)
+    for point, crash, image in images(recording, random.Random(seed), cuts):
+        tally.crashes[crash] += 1
+        found = judge.judge(image, point)
+        if found is not None:
+            tally.wrong.append(Wrong(*found, point, crash))
+    shutil.rmtree(images_of)
+    return tally
+
+
+@contextmanager
+def folder_in_memory() -> Iterator[Path]:
+    """Have a folder in memory where there is one: thousands of files are written, and none is to last."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="crashes-", dir=memory) as folder:
+        yield Path(folder)
+
+
+def main() -> int:
+    """Judge one recording and print what is wrong at which point."""
+    parser = argparse.ArgumentParser(prog="python -m tests.proof.crashes", description="One recording of P2.")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--cuts", type=int, default=2)
+    given = parser.parse_args()
+    with folder_in_memory() as folder:
+        tally = judged(given.seed, steps=given.steps, cuts=given.cuts, folder=folder)
+    for one in tally.wrong:
+        print(f"{one.crash} at point {one.point} of {tally.events}: {one.kind}, {one.text}")
+    print(f"{len(tally.wrong)} of {tally.images:,} images are wrong")
+    return 1 if tally.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

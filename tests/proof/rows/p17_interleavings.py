@@ -1,0 +1,862 @@
+"""P17: every race of two to four sessions on PostgreSQL, statement by statement, with the planner forced four ways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from duly.model import Change, Claimed, Enqueued, Failure, NewJob, Sighting, State, Terms, Verdict
+from duly.store import ops
+from duly.store.ops import Finish, Held, Op, Replay
+from duly.store.postgres import bring_up_to_date
+from tests.contract.stores import NOW, PostgresStore, new_id
+from tests.proof import breaks
+from tests.proof.interleaving import CALM, PLANS, Board, Orders, Outcome, Script, Sessions
+from tests.proof.table import Figure, Row, Setting
+from tests.servers.postgres import PostgresServer
+
+Judge: TypeAlias = Callable[[Outcome], Iterable[str]]
+Prepare: TypeAlias = Callable[[PostgresStore], tuple[Sequence[Script], Judge]]
+RACES: dict[str, Prepare] = {}
+
+LEASE = 30_000
+LATE = NOW + LEASE + 1  # the leases that began at NOW have ended
+NO = Failure("builtins.ValueError", "no", "a traceback")
+SUCCESS = Change(State.SUCCEEDED, result='"done"')
+RETRY = Change(State.SCHEDULED, after_ms=1000, error=NO)
+DEAD = Change(State.DEAD, error=NO)
+
+
+def race(name: str) -> Callable[[Prepare], Prepare]:
+    """Add a race: it sets up the tables, and gives the scripts of its sessions and their judge."""
+
+    def add(prepare: Prepare) -> Prepare:
+        RACES[name] = prepare
+        return prepare
+
+    return add
+
+
+def run(setting: Setting) -> Figure:
+    """Run the orders of every race, and count what came out otherwise than promised."""
+    with PostgresServer(settings=CALM) as server:
+        url = server.new_database()
+        bring_up_to_date(url)
+        return asyncio.run(_run(setting, url))
+
+
+async def _run(setting: Setting, url: str) -> Figure:
+    store, board = PostgresStore(url), Board(url)
+    sessions = {plan: Sessions(url, plan) for plan in PLANS}
+    numbers: dict[str, Any] = {}
+    faults: list[str] = []
+    try:
+        for one in sessions.values():
+            await one.__aenter__()
+        for name, turn in _turns(setting):
+            board.clear()
+            scripts, judge = RACES[name](store)
+            if setting.broken and not _runs(scripts, CONTROLS[setting.broken][0]):
+                continue  # nothing is broken for it
+            board.save()
+            numbers[name], found = await _race(setting, name, turn, (scripts, judge), sessions, board)
+            faults += found
+            if faults and setting.broken:
+                break  # it is red, as it must be
+    finally:
+        for one in sessions.values():
+            await one.__aexit__()
+        board.close()
+        store.close()
+    return _figure(setting, numbers, faults)
+
+
+def _turns(setting: Setting) -> Iterator[tuple[str, int]]:
+    """List the races: once, or with a defence taken away again and again, with other orders each time."""
+    return ((name, turn) for turn in range(TURNS_BROKEN if setting.broken else 1) for name in RACES)
+
+
+def _runs(scripts: Sequence[Script], section: str) -> bool:
+    known = [op for script in scripts for made in script for op in (made if isinstance(made, tuple) else (made,))]
+    return any(isinstance(op, Op) and section in op.sections for op in known)
+
+
+async def _race(
+    setting: Setting,
+    name: str,
+    turn: int,
+    of: tuple[Sequence[Script], Judge],
+    sessions: dict[str, Sessions],
+    board: Board,
+) -> tuple[dict[str, Any], list[str]]:
+    scripts, judge = of
+    played, whole, deadlocks = 0, 0, 0
+    faults = []
+    for plan, ring in sessions.items():
+        orders = Orders(random.Random(f"{setting.seed} {turn} {name} {plan}"))
+        for _ in range(ORDERS_SHORT if setting.broken else setting.pick(ORDERS_SHORT, ORDERS_FULL)):
+            if orders.exhausted:
+                break
+            board.restore()
+            outcome = await ring.play(scripts, orders)
+            outcome.tables = board.look()
+            played += 1
+            deadlocks += sum(error.startswith("40P01") for error in outcome.errors)
+            found = [*outcome.errors, *_unsound(outcome), *([] if outcome.errors else judge(outcome))]
+            faults += [f"{name} ({plan}; order {''.join(map(str, outcome.order))}): {fault}" for fault in found]
+            if played % TIDY_EVERY == 0:
+                board.tidy()
+        whole += orders.exhausted
+    return {
+        "orders": played,
+        "all of them": whole == len(sessions),
+        "deadlocks": deadlocks,
+        "faults": len(faults),
+    }, faults
+
+
+ORDERS_SHORT, ORDERS_FULL = 4, 300  # of each race with each plan
+TURNS_BROKEN = 10
+TIDY_EVERY = 500
+
+
+def _figure(setting: Setting, numbers: dict[str, Any], faults: list[str]) -> Figure:
+    orders = sum(one["orders"] for one in numbers.values())
+    deadlocks = sum(one["deadlocks"] for one in numbers.values())
+    whole = sum(one["all of them"] for one in numbers.values())
+    text = (
+        f"{orders} orders of {len(numbers)} races (all there are in {whole}), {len(PLANS)} plans: "
+        f"{deadlocks} deadlocks, {len(faults)} not as expected"
+    )
+    if faults:
+        text += f"; first: {faults[0]}"
+    repeat = f"python -m tests.proof --only P17 --seed {setting.seed}{' --full' if setting.full else ''}"
+    return Figure(text, not faults, numbers, repeat)
+
+
+def _unsound(outcome: Outcome) -> Iterator[str]:
+    """Find what no order may leave behind, whatever raced."""
+    live = {row["id"]: row for row in outcome.rows("job")}
+    holders = {(row["task"], row["key"]): row for row in outcome.rows("key")}
+    for row in outcome.rows("done"):
+        if row["id"] in live:
+            yield f"{row['id']} is live and has ended"
+    for row in live.values():
+        if row["finished_at"] is not None:
+            yield f"{row['id']} has ended and was left among the live"
+        if row["key"] is not None and holders.get((row["task"], row["key"]), {}).get("job_id") != row["id"]:
+            yield f"{row['id']} is live and does not hold its key"
+    for row in holders.values():
+        if row["state"] == "live" and row["job_id"] not in live:
+            yield f"the key {row['key']} is held by {row['job_id']}, which is not live"
+
+
+# Claim
+
+
+def _claim(token: int, limit: int, *, now: int = NOW, **more: Any) -> Op[list[Claimed]]:
+    return ops.claim("default", limit=limit, token=token, worker=f"w{token}", now=now, **more)
+
+
+def _claimers(jobs: int, claimers: int, limit: int) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        store.enqueue(jobs)
+        tokens = [1001 + number for number in range(claimers)]
+        return [[_claim(token, limit)] for token in tokens], lambda outcome: _claimed_once(outcome, tokens, limit)
+
+    return prepare
+
+
+def _claimed_once(outcome: Outcome, tokens: Sequence[int], limit: int) -> Iterator[str]:
+    for number, token in enumerate(tokens):
+        claimed = {job.id for job in outcome.answer(number)}
+        if len(outcome.rows("job", token=token)) > limit or len(claimed) > limit:
+            yield f"a claim took {len(claimed)}, its limit is {limit}"
+        if claimed != {row["id"] for row in outcome.rows("job", token=token)}:
+            yield f"the claim {token} answered {len(claimed)} jobs, and has others"
+    for row in outcome.rows("job"):
+        if row["attempt"] > 1:
+            yield f"{row['id']} was claimed {row['attempt']} times"
+
+
+race("claim, 2 sessions")(_claimers(3, 2, 2))
+race("claim, 3 sessions")(_claimers(4, 3, 2))
+race("claim, 4 sessions")(_claimers(4, 4, 1))
+
+
+@race("claim against its repetition")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    store.enqueue(3)
+    op = _claim(1001, 2)
+    assert op.again is not None
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        held = {row["id"] for row in outcome.rows("job", token=1001)}
+        if len(held) != 2:
+            yield f"the token holds {len(held)} jobs, its limit is 2"
+        if {job.id for job in outcome.answer(1)} != held:
+            yield "the repetition does not know what its token holds"
+
+    return [[op], [op.again]], judge
+
+
+@race("claim against cancel")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = store.enqueue(2)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        claimed = {job.id for job in outcome.answer(0)}
+        for job_id in ids:
+            told, state = outcome.answer(1).get(job_id), outcome.state(job_id)
+            if told != state or told != (State.RUNNING if job_id in claimed else State.CANCELLED):
+                yield f"cancel said {told}, the job is {state}, claimed: {job_id in claimed}"
+            if state == "running" and (outcome.live(job_id) or {})["cancel_requested_at"] is None:
+                yield "a running job was not asked to cancel"
+            yield from _cancel_told(outcome, job_id, told)
+
+    return [[_claim(1001, 2)], [ops.cancel(ids[::-1], now=NOW)]], judge
+
+
+def _cancel_told(outcome: Outcome, job_id: str, answer: State | None) -> Iterator[str]:
+    events = [row["name"] for row in outcome.rows("event", job_id=job_id) if row["name"] == "job.cancel_requested"]
+    if len(events) != (answer is State.RUNNING):
+        yield f"cancel answered {answer}, and the log has {len(events)} requests"
+
+
+@race("claim against promote")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    store.enqueue(3, delay_ms=1000)
+    scripts: list[Script] = [[_claim(1001, 2, now=LATE)], [ops.promote("default", 2, now=LATE)]]
+    return scripts, lambda outcome: _claimed_once(outcome, [1001], 2)
+
+
+@race("claim against expire")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    [job_id] = store.enqueue(1, expires_ms=1000)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        claimed, expired = bool(outcome.answer(0)), job_id in outcome.answer(1)
+        if claimed == expired or outcome.state(job_id) != ("running" if claimed else "cancelled"):
+            yield f"claimed: {claimed}, expired: {expired}, the job is {outcome.state(job_id)}"
+
+    return [[_claim(1001, 1)], [ops.expire([job_id], now=LATE)]], judge
+
+
+# Extend, rescue and finish
+
+
+def _one(store: PostgresStore, **terms: Any) -> Claimed:
+    """Enqueue a job, with a key where one is given, and claim it."""
+    if "key" in terms:
+        store.enqueue_key(terms.pop("key"), **terms)
+    else:
+        store.enqueue(1, **terms)
+    [job] = store.claim()
+    return job
+
+
+def _held(job: Claimed) -> Held:
+    return Held(job.id, job.token)
+
+
+def _rescue(*jobs: Claimed) -> Op[dict[str, State]]:
+    return ops.rescue([Sighting(job.id, job.token, job.lease_until, job.lease_ms, "w1") for job in jobs], now=LATE)
+
+
+def _finish(job: Claimed, change: Change, *, now: int = LATE) -> Op[dict[str, Verdict]]:
+    return ops.finish([Finish(job, change)], now=now)
+
+
+@race("rescue against extend")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    job = _one(store)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        rescued, row = job.id in outcome.answer(0), outcome.live(job.id) or {}
+        if rescued and outcome.before(1, 0):
+            yield "a lease that was extended was taken"
+        if outcome.before(0, 1) and job.id in outcome.answer(1):
+            yield "a lease that was taken was extended"
+        if rescued and (row["state"], row["last_token"], row["lease_until"]) != ("ready", -job.token, None):
+            yield f"a rescued job is {row['state']}, its last token {row['last_token']}"
+        if not rescued and (row["token"], row["lease_until"]) != (job.token, LATE + LEASE):
+            yield "a lease was neither taken nor extended"
+
+    return [[_rescue(job)], [ops.extend([_held(job)], now=LATE)]], judge
+
+
+def _extend_against_finish(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    jobs = [_one(store), _one(store)]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        if outcome.answer(0) != {jobs[0].id: Verdict.RECORDED}:
+            yield f"the finish was {outcome.answer(0)}"
+        if jobs[1].id not in outcome.answer(1) or (outcome.live(jobs[1].id) or {}).get("lease_until") != LATE + LEASE:
+            yield "the neighbour of a job that is being finished was not extended"
+        if outcome.before(0, 1) and jobs[0].id in outcome.answer(1):
+            yield "a job that was finished was extended"
+
+    return [[_finish(jobs[0], RETRY)], [ops.extend(map(_held, jobs), now=LATE)]], judge
+
+
+race("extend against finish")(_extend_against_finish)
+
+
+def _finish_twice(change: Change, **terms: Any) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        job = _one(store, **terms)
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            verdicts = sorted(outcome.answer(number)[job.id] for number in (0, 1))
+            if verdicts != [Verdict.ALREADY, Verdict.RECORDED]:
+                yield f"a finish said twice was {' and '.join(verdicts)}"
+            if outcome.state(job.id) != change.state:
+                yield f"the job is {outcome.state(job.id)}"
+            if len(outcome.rows("attempt")) != (change.error is not None):
+                yield f"{len(outcome.rows('attempt'))} attempts were written down"
+
+        return [[_finish(job, change)], [_finish(job, change)]], judge
+
+    return prepare
+
+
+race("finish said twice, success")(_finish_twice(SUCCESS))
+race("finish said twice, success with a key")(_finish_twice(SUCCESS, key="k"))
+race("finish said twice, retry")(_finish_twice(RETRY))
+race("finish said twice, dead")(_finish_twice(DEAD, key="k"))
+
+
+def _finish_against_rescue(change: Change, **terms: Any) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        job = _one(store, **terms)
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            [verdict], rescued = outcome.answer(0).values(), bool(outcome.answers[1][0])
+            if verdict != (Verdict.LOST if rescued else Verdict.RECORDED):
+                yield f"rescued: {rescued}, and the finish of the old token was {verdict}"
+            again = bool(outcome.answer(1)) if rescued else None
+            expected = {None: change.state, True: "running", False: "ready"}[again]
+            if outcome.state(job.id) != expected:
+                yield f"the job is {outcome.state(job.id)}, not {expected}"
+
+        def claim(answers: list[Any]) -> Op[Any] | None:
+            return _claim(1001, 1, now=LATE, alone=True) if answers[0] else None
+
+        return [[_finish(job, change)], [_rescue(job), claim]], judge
+
+    return prepare
+
+
+race("rescue and claim against finish, success")(_finish_against_rescue(SUCCESS))
+race("rescue and claim against finish, success with a key")(_finish_against_rescue(SUCCESS, key="k"))
+race("rescue and claim against finish, retry")(_finish_against_rescue(RETRY))
+race("rescue and claim against finish, dead")(_finish_against_rescue(DEAD, key="k"))
+
+
+@race("rescue against rescue")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    jobs = [_one(store), _one(store, max_attempts=1)]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        for job, state in zip(jobs, ("ready", "dead"), strict=True):
+            if sum(job.id in outcome.answer(number) for number in (0, 1)) != 1 or outcome.state(job.id) != state:
+                yield f"a job that two rescued is {outcome.state(job.id)}"
+        if len(outcome.rows("attempt")) != 2 or len(outcome.rows("event")) != 1:
+            yield f"{len(outcome.rows('attempt'))} attempts and {len(outcome.rows('event'))} deaths were written down"
+
+    return [[_rescue(*jobs)], [_rescue(*jobs[::-1])]], judge
+
+
+# Cancel
+
+
+def _finish_against_cancel(change: Change, expected: State, **terms: Any) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        job = _one(store, **terms)
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            if outcome.answer(0) != {job.id: Verdict.RECORDED}:
+                yield f"the finish was {outcome.answer(0)[job.id]}"
+            if outcome.state(job.id) != expected:
+                yield f"the job is {outcome.state(job.id)}, not {expected}"
+            yield from _cancel_told(outcome, job.id, outcome.answer(1).get(job.id))
+            holds = bool(outcome.rows("key"))
+            if "key" in terms and holds != (expected is State.SUCCEEDED):
+                yield f"the job is {expected}, and its key is {'held' if holds else 'free'}"
+
+        return [[_finish(job, change)], [ops.cancel([job.id], now=LATE)]], judge
+
+    return prepare
+
+
+race("cancel against finish, success")(_finish_against_cancel(SUCCESS, State.SUCCEEDED))
+race("cancel against finish, success with a key")(_finish_against_cancel(SUCCESS, State.SUCCEEDED, key="k"))
+race("cancel against finish, retry")(_finish_against_cancel(RETRY, State.CANCELLED, key="k"))
+race("cancel against finish, dead")(_finish_against_cancel(DEAD, State.DEAD, key="k"))
+
+
+@race("lists in different orders, 3 sessions")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    jobs = [_one(store), _one(store), _one(store, key="k")]
+    ids = [job.id for job in jobs]
+    changes = zip(jobs, (SUCCESS, RETRY, SUCCESS), strict=True)
+    finish = ops.finish([Finish(*one) for one in changes][::-1], now=LATE)
+    states = ["succeeded", "cancelled", "succeeded"]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        if found := [outcome.state(job_id) for job_id in ids if outcome.answer(0)[job_id] != Verdict.RECORDED]:
+            yield f"of a list that was finished these were not: {found}"
+        if (found := [outcome.state(job_id) for job_id in ids]) != states:
+            yield f"the jobs are {found}, not {states}"
+
+    return [[finish], [ops.cancel(ids[::-1], now=LATE)], [ops.cancel(ids[:1], now=LATE)]], judge
+
+
+@race("cancel against cancel")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = [*store.enqueue(2), store.enqueue_key("k").id]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        for job_id in ids:
+            if sum(job_id in outcome.answer(number) for number in range(3)) != 1 or not outcome.done(job_id):
+                yield f"a job that several cancelled is {outcome.state(job_id)}"
+        if len(outcome.rows("event")) != len(ids):
+            yield f"{len(outcome.rows('event'))} cancels were written down, not {len(ids)}"
+
+    return [[ops.cancel(some, now=NOW)] for some in (ids, ids[::-1], ids[:1])], judge
+
+
+# Keys
+
+
+TERMS = Terms(task="work")
+
+
+def _keyed(*keys: str) -> Op[list[Enqueued]]:
+    return ops.enqueue(TERMS, [NewJob(new_id(), '{"n":1}', key=key) for key in keys], now=NOW)
+
+
+def _asked(op: Op[list[Enqueued]]) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = json.loads(op.params["jobs"])
+    return jobs
+
+
+def _enqueuers(*batches: Sequence[str]) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        made = [_keyed(*batch) for batch in batches]
+        return [[op] for op in made], lambda outcome: _one_holder(outcome, made)
+
+    return prepare
+
+
+def _one_holder(outcome: Outcome, made: Sequence[Op[list[Enqueued]]]) -> Iterator[str]:
+    holders = {row["key"]: row["job_id"] for row in outcome.rows("key")}
+    firsts = []
+    for number, op in enumerate(made):
+        for job, answer in zip(_asked(op), outcome.answer(number), strict=True):
+            if answer.id != holders.get(job["key"]):
+                yield f"an enqueue was told that {answer.id} holds {job['key']}, which {holders.get(job['key'])} does"
+            if not answer.deduplicated:
+                firsts.append(job["key"])
+    if sorted(firsts) != sorted(holders) or len(outcome.rows("job")) != len(holders):
+        yield f"{len(outcome.rows('job'))} jobs and {len(firsts)} firsts for {len(holders)} keys"
+
+
+race("keyed enqueue, 2 sessions")(_enqueuers("k", "k"))
+race("keyed enqueue, 3 sessions")(_enqueuers("k", "k", "k"))
+race("keyed enqueue, the same key twice in one batch")(_enqueuers(["a", "b", "a"], ["b", "a", "b"]))
+race("keyed enqueue, batches in different orders, 3 sessions")(_enqueuers("ab", "ba", "a"))
+
+
+@race("keyed enqueues that share a commit, 3 sessions")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    made = [tuple(_keyed(key) for key in keys) for keys in ("ab", "ba", "a")]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        outcome.answers = [[answer] for number in range(3) for answer in outcome.answer(number)]
+        yield from _one_holder(outcome, [op for batch in made for op in batch])
+
+    return [[batch] for batch in made], judge
+
+
+@race("keyed enqueue when the key has had its time")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    store.succeed(_one(store, key="k", key_ttl_ms=0))
+    made = [_keyed("k"), _keyed("k")]
+    return [[op] for op in made], lambda outcome: _one_holder(outcome, made)
+
+
+@race("keyed enqueue against its repetition")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    op = _keyed("a", "b")
+    assert op.again is not None
+    ids = [job["id"] for job in _asked(op)]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        for number in (0, 1):
+            if [answer.id for answer in outcome.answer(number)] != ids:
+                yield "an enqueue said twice is told of other jobs than its own"
+        if sorted(row["id"] for row in outcome.rows("job")) != sorted(ids):
+            yield f"an enqueue said twice made {len(outcome.rows('job'))} jobs of {len(ids)}"
+
+    return [[op], [op.again]], judge
+
+
+def _repeated_against_finish(change: Change, key: str | None) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        op = ops.enqueue(TERMS, [NewJob(new_id(), '{"n":1}', key=key)], now=NOW)
+        store.run(op)
+        [job] = store.claim()
+        assert op.again is not None
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            if outcome.answer(1) != {job.id: Verdict.RECORDED}:
+                yield f"the finish was {outcome.answer(1)}"
+            if [answer.id for answer in outcome.answer(0)] != [job.id]:
+                yield "an enqueue said again is told of another job"
+            if outcome.live(job.id) is not None or outcome.state(job.id) != change.state:
+                yield f"the job is {outcome.state(job.id)}, not {change.state}"
+            if len(outcome.rows("key")) != (key is not None and change.state is State.SUCCEEDED):
+                yield f"the job is {change.state}, and there are {len(outcome.rows('key'))} keys"
+
+        return [[op.again], [_finish(job, change)]], judge
+
+    return prepare
+
+
+race("repeated enqueue against finish")(_repeated_against_finish(SUCCESS, None))
+race("repeated keyed enqueue against finish, success")(_repeated_against_finish(SUCCESS, "k"))
+race("repeated keyed enqueue against finish, dead")(_repeated_against_finish(DEAD, "k"))
+
+
+def _keyed_against_end(end: Callable[[Claimed], Op[Any]], *, frees: bool) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        store.run(_keyed("a", "b"))
+        first, second = store.claim(2)
+        op = _keyed("b", "a")
+        new = {job["key"]: job["id"] for job in _asked(op)}
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            other, answer = outcome.answer(0)
+            if (other.id, outcome.state(second.id)) != (second.id, "running"):
+                yield "an enqueue was not told who holds a key that nothing happened to"
+            fresh = not answer.deduplicated
+            if fresh and not frees:
+                yield "a second job has the key of one that succeeded"
+            if frees and outcome.before(1, 0) and not fresh:
+                yield "a key was not free after its holder had ended"
+            if (outcome.state(new["a"]) == "ready") != fresh or outcome.state(new["b"]):
+                yield f"an enqueue was told {answer}, its job is {outcome.state(new['a'])}"
+
+        return [[op], [end(first)]], judge
+
+    return prepare
+
+
+race("keyed enqueue against finish, success")(_keyed_against_end(lambda job: _finish(job, SUCCESS), frees=False))
+race("keyed enqueue against finish, dead")(_keyed_against_end(lambda job: _finish(job, DEAD), frees=True))
+race("keyed enqueue against finish, cancelled")(
+    _keyed_against_end(lambda job: _finish(job, Change(State.CANCELLED, reason="no")), frees=True)
+)
+
+
+@race("keyed enqueue against cancel")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    old, op = store.enqueue_key("k").id, _keyed("k")
+    [new] = [job["id"] for job in _asked(op)]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        [answer] = outcome.answer(0)
+        if outcome.state(old) != "cancelled" or (outcome.state(new) == "ready") != (answer.id == new):
+            yield f"the old is {outcome.state(old)}, the new {outcome.state(new)}, and the enqueue was told {answer}"
+        if outcome.before(1, 0) and answer.id != new:
+            yield "a key was not free after its holder was cancelled"
+
+    return [[op], [ops.cancel([old], now=NOW)]], judge
+
+
+def _child(key: str | None = None) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        parent = _one(store)
+        child = NewJob(new_id(), '{"n":2}', key=key)
+        op = ops.enqueue(TERMS, [child], parent=_held(parent), now=LATE)
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            added, rescued = bool(outcome.answer(0)), parent.id in outcome.answer(1)
+            if {added} != {outcome.state(child.id) == "ready", bool(outcome.rows("key")) if key else added}:
+                yield f"the enqueue of a child was answered {added}, and the child is {outcome.state(child.id)}"
+            if added and outcome.before(1, 0) and rescued:
+                yield "a handler that had lost its lease added a job"
+            if not added and not rescued:
+                yield "a handler that holds its lease added nothing"
+
+        return [[op], [_rescue(parent)]], judge
+
+    return prepare
+
+
+race("enqueue by a handler against rescue")(_child())
+race("keyed enqueue by a handler against rescue")(_child(key="k"))
+
+
+# Replay, resolve, purge
+
+
+@race("replay against replay")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    olds = [_one(store, key=key) for key in "ab"] + [_one(store)]
+    for job in olds:
+        store.kill(job)
+    ids = [job.id for job in olds]
+    scripts = [
+        [ops.replay([Replay(job_id, new_id()) for job_id in some], by="p", why="again", now=NOW)]
+        for some in (ids, ids[::-1])
+    ]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        answers = [answer for number in (0, 1) for answer in outcome.answer(number)]
+        for job_id in ids:
+            told = [answer for answer in answers if answer.id == job_id]
+            if len({answer.new_id for answer in told}) != 1 or sum(answer.first for answer in told) != 1:
+                yield f"a dead job was replayed as {told}"
+        if len(outcome.rows("job")) != len(ids) or len(outcome.rows("event", name="job.replayed")) != len(ids):
+            yield f"{len(ids)} dead jobs were replayed as {len(outcome.rows('job'))}"
+
+    return scripts, judge
+
+
+@race("replay against keyed enqueue")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    olds = [_one(store, key=key) for key in "ab"]
+    for job in olds:
+        store.kill(job)
+    op = _keyed("b", "a")
+    replay = ops.replay([Replay(job.id, new_id()) for job in olds], now=NOW)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        holders = {row["key"]: row["job_id"] for row in outcome.rows("key")}
+        told = {job["key"]: answer.id for job, answer in zip(_asked(op), outcome.answer(0), strict=True)}
+        if told != holders or len(outcome.rows("job")) != 2:
+            yield f"an enqueue was told {told}, the holders are {holders}, {len(outcome.rows('job'))} jobs"
+        for old, answer in zip(olds, outcome.answer(1), strict=True):
+            if (answer.new_id or answer.key_holder) != holders[old.key or ""]:
+                yield f"a replay was told {answer}, the holder is {holders[old.key or '']}"
+
+    return [[op], [replay]], judge
+
+
+def _replay_against(make: Callable[[list[str]], Op[list[str]]], *, both: bool) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        [old] = store.dead()
+        replay = ops.replay([Replay(old, new_id())], now=NOW)
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            [answer], other = outcome.answer(0), old in outcome.answer(1)
+            replayed = answer.new_id is not None
+            if replayed != (len(outcome.rows("job")) == 1):
+                yield f"a replay was told {answer}, and there are {len(outcome.rows('job'))} jobs"
+            if not (replayed or other) or (replayed and other and not both):
+                yield f"replayed: {replayed}, the other had it: {other}"
+
+        return [[replay], [make([old])]], judge
+
+    return prepare
+
+
+race("replay against resolve")(_replay_against(lambda ids: ops.resolve(ids, by="p", why="so", now=NOW), both=False))
+race("replay against purge")(_replay_against(lambda ids: ops.purge(ids, by="p", why="so", now=NOW), both=True))
+
+
+# Retry, hold, park and wake
+
+
+@race("retry against claim")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = store.enqueue(2, delay_ms=1000)
+    scripts: list[Script] = [[_claim(1001, 2, now=LATE)], [ops.retry(ids[::-1], now=LATE)]]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _claimed_once(outcome, [1001], 2)
+        for job_id in ids:
+            if outcome.state(job_id) not in ("running", "ready"):
+                yield f"a job that was made due is {outcome.state(job_id)}"
+
+    return scripts, judge
+
+
+@race("retry against cancel and retry")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = store.enqueue(2, delay_ms=1000)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        for job_id in ids:
+            if outcome.state(job_id) != "cancelled" or job_id not in outcome.answer(2):
+                yield f"a job that was cancelled is {outcome.state(job_id)}"
+            if len(outcome.rows("event", name="job.retried", job_id=job_id)) > 1:
+                yield "a job was made due twice"
+
+    return [[ops.retry(ids, now=NOW)], [ops.retry(ids[::-1], now=NOW)], [ops.cancel(ids, now=NOW)]], judge
+
+
+def _hold() -> Op[Any]:
+    return ops.hold(by="p", why="restored", now=LATE)
+
+
+def _hold_against_finish(change: Change) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        job = _one(store, key="k")
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            [verdict], held = outcome.answer(0).values(), outcome.answer(1).jobs
+            expected = (Verdict.LOST, "waiting") if held else (Verdict.RECORDED, change.state)
+            if (verdict, outcome.state(job.id)) != expected:
+                yield f"held: {held}, the finish was {verdict}, the job is {outcome.state(job.id)}"
+
+        return [[_finish(job, change)], [_hold()]], judge
+
+    return prepare
+
+
+race("hold against finish, success")(_hold_against_finish(SUCCESS))
+race("hold against finish, retry")(_hold_against_finish(RETRY))
+
+
+@race("hold against claim and extend")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    job, [other] = _one(store), store.enqueue(1)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        waiting = {row["id"] for row in outcome.rows("job", state="waiting")}
+        if outcome.answer(1).jobs != len(waiting) or job.id not in waiting:
+            yield f"{len(waiting)} jobs wait, {outcome.answer(1).jobs} were held"
+        if outcome.before(1, 0) and outcome.answer(0):
+            yield "a job of a queue that is held was claimed"
+        if outcome.before(1, 2) and outcome.answer(2):
+            yield "a job that is held was extended"
+        if other not in waiting and (outcome.state(other) == "running") != bool(outcome.answer(0)):
+            yield f"a job is {outcome.state(other)}, claimed: {bool(outcome.answer(0))}"
+
+    return [[_claim(1001, 1, now=LATE)], [_hold()], [ops.extend([_held(job)], now=LATE)]], judge
+
+
+def _unknown(store: PostgresStore, count: int = 2) -> list[str]:
+    """Enqueue jobs that the only worker does not know."""
+    store.run(ops.register("w1", host="h", pid=1, queues=["default"], tasks=["work"], beat_ms=10_000, now=NOW))
+    return store.enqueue(count, task="other")
+
+
+PARK = ops.park("default", now=NOW)
+WAKE = ops.wake({"other": 1}, ["default"])
+
+
+@race("park against claim")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = _unknown(store)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        claimed = {job.id for job in outcome.answer(0)}
+        for job_id in ids:
+            if outcome.state(job_id) not in (("running",) if job_id in claimed else ("waiting", "ready")):
+                yield f"a job is {outcome.state(job_id)}, claimed: {job_id in claimed}"
+        if outcome.answer(1) != len(outcome.rows("job", state="waiting")):
+            yield f"{outcome.answer(1)} were parked, {len(outcome.rows('job', state='waiting'))} wait"
+
+    return [[_claim(1001, 1)], [PARK]], judge
+
+
+@race("park and wake against cancel")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = _unknown(store)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        if states := {outcome.state(job_id) for job_id in ids} - {"cancelled"}:
+            yield f"a job that was cancelled is {states}"
+        if len(outcome.answer(2)) != len(ids):
+            yield f"{len(outcome.answer(2))} of {len(ids)} were cancelled"
+
+    return [[PARK], [WAKE], [ops.cancel(ids[::-1], now=NOW)]], judge
+
+
+@race("park against wake, 3 sessions")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _unknown(store)
+    store.run(PARK)
+    store.enqueue(1, task="other")
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        waiting = 2 + outcome.answer(2) - outcome.answer(0) - outcome.answer(1)
+        if waiting != len(outcome.rows("job", state="waiting")):
+            yield f"{waiting} should wait, {len(outcome.rows('job', state='waiting'))} do"
+        if any((row["state"] == "waiting") != (row["parked_version"] is not None) for row in outcome.rows("job")):
+            yield "a job waits for a worker and is not parked, or the other way"
+
+    return [[WAKE], [WAKE], [PARK]], judge
+
+
+@race("wake against retry and claim")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = _unknown(store)
+    store.run(PARK)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _claimed_once(outcome, [1001], 1)
+        if outcome.answer(1) + len(outcome.answer(2)) != len(ids):
+            yield f"{outcome.answer(1)} were woken and {len(outcome.answer(2))} made due, of {len(ids)}"
+        if outcome.rows("job", state="waiting"):
+            yield "a job waits that was woken"
+
+    return [[_claim(1001, 1)], [WAKE], [ops.retry(ids[::-1], now=NOW)]], judge
+
+
+@race("last two jobs of a batch")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    batch, callback = new_id(), new_id()
+    spec = {"id": callback, "task": "after", "queue": "default", "priority": 0, "payload": "{}", "max_attempts": 5,
+            "lease_ms": LEASE, "keep_ms": 1000, "result_ttl_ms": 1000}  # fmt: skip
+    store.query(
+        "insert into duly_batch (id, name, created_at, sealed_at, open, on_complete) values (?, 'b', ?, ?, 2, ?)",
+        batch, NOW, NOW, json.dumps(spec),
+    )  # fmt: skip
+    jobs = [_one(store, batch_id=batch), _one(store, batch_id=batch)]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        [row] = outcome.rows("batch")
+        if (row["open"], row["succeeded"], row["completed_at"]) != (0, 2, LATE):
+            yield f"a batch whose jobs have ended is {row}"
+        if [row["id"] for row in outcome.rows("job")] != [callback]:
+            yield f"the callback was made {len(outcome.rows('job'))} times"
+
+    return [[_finish(job, SUCCESS)] for job in jobs], judge
+
+
+LOCKED = "order by id\n       for update"
+SEEN = (
+    "\n     cross join clock\n     where duly_job.id = any (array(select id from seen)) and duly_job.state = 'running'"
+)
+ENDED = "\n       and (duly_job.lease_until <= now or duly_job.lease_until > now + lease_ms + 2 * (lease_ms / 3))"
+
+# Without each of these the row must be red: what it is called, the section, and what is changed in it.
+CONTROLS = {
+    "claim_lock": ("claim", "room from asked)\n       for update skip locked", "room from asked)"),
+    "claim_again": ("claim", "or exists (select 1 from duly.duly_job where token = :token::bigint)", ""),
+    "rescue_guard": ("rescue", "\n       and duly_job.lease_until = seen.lease_until" + SEEN + ENDED, SEEN),
+    "key_guard": ("reserve_keys", " where duly_key.expires_at <= :now", ""),
+    "lock_order": ("cancel", LOCKED, "order by id desc\n       for update"),
+    "cancel_lock": ("cancel", LOCKED, "order by id"),
+    "second_look": ("undo_finished", "where id = any (array(\n", "where false and id = any (array(\n"),
+    "replay_lock": ("replay", "order by duly_done.id\n       for update of duly_done", "order by duly_done.id"),
+    "hold_lock": ("hold", LOCKED, "order by id"),
+}  # fmt: skip
+for _name, _change in CONTROLS.items():
+    breaks.sql(_name, _change, dialects=("postgres",))
+
+ROW = Row(
+    "P17",
+    "interleavings of 2 to 4 PostgreSQL sessions, planner forced four ways",
+    "all as expected, 0 deadlocks, no limit exceeded, one holder of each key, each finish recorded once",
+    run,
+    controls=tuple(CONTROLS),
+)

@@ -1,0 +1,140 @@
+"""The rows of the proof, how one is run with and without its defence, and the table that says how it went."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tests.proof.breaks import broken
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a row is run with."""
+
+    seed: int
+    full: bool
+    folder: Path
+    broken: str | None = None
+
+    def pick(self, short: Any, full: Any) -> Any:
+        """Choose by how long the run may take."""
+        return full if self.full else short
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a row has measured, and whether that is what was promised."""
+
+    text: str
+    good: bool
+    numbers: dict[str, Any] = field(default_factory=dict)
+    repeat: str | None = None  # one command that repeats what failed
+
+
+@dataclass(frozen=True)
+class Row:
+    """One claim: how it is shown, and without which defences it must fail."""
+
+    id: str
+    title: str
+    target: str
+    run: Callable[[Setting], Figure]
+    controls: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run of a row."""
+
+    row: str
+    title: str
+    control: str | None
+    figure: str
+    target: str
+    verdict: str
+    seed: int
+    seconds: float
+    numbers: dict[str, Any]
+    repeat: str | None = None
+
+
+ROWS = (
+    "p01_kill_storm", "p02_crash_points", "p03_zombie", "p04_stale_tokens", "p05_poison", "p06_simulation",
+    "p07_outage", "p08_terminated", "p09_horizon", "p10_wakeups", "p11_clock", "p13_hammer", "p14_disk_full",
+    "p15_rolling_stop", "p16_depth", "p17_interleavings", "p18_pgbouncer",
+)  # fmt: skip
+
+
+def rows(only: Sequence[str]) -> list[Row]:
+    """Load the rows, or those that were asked for."""
+    wanted = {name.upper() for name in only}
+    names = [name for name in ROWS if _exists(name) and (not wanted or _id(name) in wanted)]
+    return [import_module(f"tests.proof.rows.{name}").ROW for name in names]
+
+
+def _id(name: str) -> str:
+    return f"P{int(name[1:3])}"
+
+
+def _exists(name: str) -> bool:
+    return (Path(__file__).parent / "rows" / f"{name}.py").exists()
+
+
+def run(row: Row, *, seed: int, full: bool, control: str | None = None) -> Line:
+    """Run a row, whole or with a defence taken away."""
+    began = time.monotonic()
+    # A defence that cannot be taken away is an error here, and not a row that has turned red.
+    with tempfile.TemporaryDirectory(prefix=f"proof-{row.id}-") as folder, broken(*([control] if control else [])):
+        setting = Setting(seed, full, Path(folder), control)
+        try:
+            figure = row.run(setting)
+        except Exception as error:
+            traceback.print_exc()
+            figure = Figure(f"{type(error).__name__}: {error}", False)
+    return Line(
+        row.id, row.title, control, figure.text, row.target, _verdict(figure.good, control), seed,
+        round(time.monotonic() - began, 1), figure.numbers, figure.repeat,
+    )  # fmt: skip
+
+
+def _verdict(good: bool, control: str | None) -> str:
+    if control is None:
+        return "green" if good else "RED"
+    return "STAYS GREEN" if good else "red, as it must"
+
+
+def holds(line: Line) -> bool:
+    """Say whether a line is as it must be: rows green, controls red."""
+    return line.verdict in ("green", "red, as it must")
+
+
+def show(line: Line) -> None:
+    """Print a line of the table."""
+    name = line.row if line.control is None else f"  without {line.control}"
+    print(f"{name:<28} {line.verdict:<16} {line.seconds:6.1f} s  seed {line.seed}  {line.figure}", flush=True)
+    if line.control is None:
+        print(f"{'':<28} target: {line.target}")
+    if line.repeat and not holds(line):
+        print(f"{'':<28} repeat it: {line.repeat}")
+
+
+def write(lines: Sequence[Line], path: Path) -> None:
+    """Write the table for programs."""
+    machine = {"python": sys.version.split()[0], "machine": platform.platform(), "processors": _processors()}
+    path.write_text(json.dumps({"machine": machine, "rows": [asdict(line) for line in lines]}, indent=1) + "\n")
+
+
+def _processors() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0))
