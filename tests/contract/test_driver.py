@@ -131,6 +131,27 @@ def test_minding_a_short_wal_opens_nothing_and_a_long_one_is_checkpointed(tmp_pa
         one.close()
 
 
+def test_a_checkpointer_that_is_told_to_stop_while_it_begins_stops(tmp_path: Path) -> None:
+    driver = SQLiteDriver(tmp_path / "duly.db")
+    driver.run(ops.clock())
+    driver.run(ops.leave("nobody"))
+    writer = driver._writer
+    assert writer is not None
+    clear = writer._checkpoint.clear
+
+    def told_meanwhile() -> None:
+        writer._stopping = True
+        writer._checkpoint.set()
+        clear()
+
+    writer._checkpoint.clear = told_meanwhile  # type: ignore[method-assign]
+    writer._checkpoint.set()
+    [checkpointer] = [thread for thread in writer._threads if "checkpoint" in thread.name]
+    checkpointer.join(10)
+    assert not checkpointer.is_alive()
+    driver.close()
+
+
 def test_minding_a_wal_is_nothing_where_there_is_none(store: Store) -> None:
     store.driver.mind_wal()
 

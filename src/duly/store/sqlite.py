@@ -417,8 +417,10 @@ class _Writer:
 
     def _keep_wal_short(self) -> None:
         conn: sqlite3.Connection | None = None
-        while self._checkpoint.wait() and not self._stopping:
+        while self._checkpoint.wait():
             self._checkpoint.clear()
+            if self._stopping:  # looked at after the clearing, which would wipe out the call to stop
+                break
             try:
                 if conn is None:
                     conn = self._driver.connect()
