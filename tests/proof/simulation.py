@@ -32,8 +32,6 @@ LEASE_S = 1.5
 PATIENCE_S = LEASE_S / 3 + 0.5
 ATTEMPTS = 5
 
-logging.getLogger("duly").setLevel(logging.CRITICAL + 1)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -162,14 +160,18 @@ class Simulation:
     def run(self) -> list[str]:
         """Run the world and judge it; what is wrong is listed."""
         undo = without_chance(self.scenario.seed)
+        log = logging.getLogger("duly")
+        level = log.level
+        log.setLevel(logging.CRITICAL + 1)  # faults by the thousand are told in the verdict
         try:
             self.loop.run_until_complete(self._live())
             return self._judge()
         except Stuck as stuck:
             return [f"stuck: {stuck}"]
         finally:
-            undo()
             self._end()
+            log.setLevel(level)
+            undo()
 
     async def _live(self) -> None:
         self.database.conn.execute(
