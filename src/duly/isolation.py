@@ -61,13 +61,8 @@ class Child:
             undo.callback(ours.close)
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *(
-                        sys.executable,
-                        "-P",
-                        "-m",
-                        "duly.child",
-                        str(theirs.fileno()),
-                    ),  # a queue.py here is not Python's
+                    # -P: a queue.py in this folder is not Python's.
+                    *(sys.executable, "-P", "-m", "duly.child", str(theirs.fileno())),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                 )
