@@ -394,6 +394,49 @@ def test_j01_a_reader_that_stays_does_not_stop_writers(file, monkeypatch):
     assert file.query("select count(*) from duly_job") == [(20,)]
 
 
+def test_j01_a_process_that_checkpoints_in_vain_keeps_the_others_from_it_while_it_rests(file, monkeypatch, caplog):
+    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(sqlite, "CHECKPOINT_SECONDS", 0.05)
+    reader = sqlite3.connect(file.path, isolation_level=None)
+    reader.execute("begin")
+    reader.execute("select count(*) from duly_job").fetchall()
+    with caplog.at_level("INFO", "duly.store.sqlite"):
+        file.enqueue()
+        for _ in range(500):
+            if "sqlite.checkpoint_busy" in caplog.messages:
+                break
+            threading.Event().wait(0.01)
+    with sqlite._turn(file.driver.wal) as mine:
+        assert not mine
+    file.close()  # which does not wait until it has rested
+    with sqlite._turn(file.driver.wal) as mine:
+        assert mine
+    reader.close()
+
+
+def test_j01_a_write_is_not_refused_as_locked_while_others_get_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "LOCK_LOOK_SECONDS", (0.05, 0.05))  # so that it does not come between them
+    store = SQLiteStore(tmp_path / "duly.db")
+    driver = sqlite.SQLiteDriver(tmp_path / "duly.db", busy_s=0.2)
+    driver.run(ops.clock())
+    driver.run(ops.leave("nobody"))
+    theirs = sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)
+    theirs.execute("begin immediate")
+    with ThreadPoolExecutor(1) as threads:
+        written = threads.submit(driver.run, ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")]))
+        for number in range(30):  # for three times as long as a writer waits while nobody commits
+            threading.Event().wait(0.02)
+            theirs.execute("insert into duly_meta (name, value) values (?, '')", (f"n{number}",))
+            theirs.execute("commit")
+            theirs.execute("begin immediate")
+        theirs.execute("commit")
+        assert written.result(10)
+    theirs.close()
+    driver.close()
+    assert store.query("select count(*) from duly_job") == [(1,)]
+    store.close()
+
+
 def test_j01_a_fork_waits_until_no_read_is_under_way(file):
     reading, go_on, forked = threading.Event(), threading.Event(), threading.Event()
 

@@ -1380,6 +1380,24 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
+        "fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        "tests/contract/test_hazards.py -k checkpoints_in_vain",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "if not is_busy(error) or (give_up_at and before == seen):",
+        "if not is_busy(error) or give_up_at:",
+        "tests/contract/test_hazards.py -k while_others_get_the_lock",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "if not is_busy(error) or (give_up_at and before == seen):",
+        "if not is_busy(error):",
+        "tests/contract/test_driver.py -k stays_locked",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
         "CHECKPOINT_SECONDS * 1000",
         "60_000",
         "tests/contract/test_hazards.py -k a_reader_that_stays",

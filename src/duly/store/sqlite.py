@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import shutil
 import sqlite3
 import sys
@@ -41,12 +42,17 @@ from duly.store.driver import About, Driver, Finding, Hook, Point
 from duly.store.inotify import FileWatch
 from duly.store.ops import Op, Rows
 
+if sys.platform != "win32":
+    import fcntl
+
 log = logging.getLogger("duly.store.sqlite")
 
 OLDEST = (3, 38, 0)
 WAL_IS_SAFE = (3, 51, 3)
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "fuse.sshfs", "ncpfs"})
 BUSY_SECONDS = 5.0
+# How often a writer looks whether it can have the lock: at random, so that all who wait have the same chance.
+LOCK_LOOK_SECONDS = (0.0005, 0.004)
 # A checkpoint waits for readers while it holds off writers, so it must give up before they do (see decisions).
 CHECKPOINT_SECONDS = 4.0
 CHECKPOINT_REST_SECONDS = 30.0
@@ -82,7 +88,7 @@ class SQLiteDriver(Driver):
         self._resting: list[FileWatch] = []
         self._durability = durability
         self._network_ok = network_ok
-        self._busy_s = busy_s
+        self.busy_s = busy_s
         self._begin_afresh()
         _drivers.add(self)
 
@@ -261,7 +267,7 @@ class SQLiteDriver(Driver):
 
     def connect(self, *, busy_s: float | None = None) -> sqlite3.Connection:
         """Open a connection the way all of ours are opened."""
-        busy_s = self._busy_s if busy_s is None else busy_s
+        busy_s = self.busy_s if busy_s is None else busy_s
         try:
             conn = sqlite3.connect(
                 self.path,
@@ -299,9 +305,7 @@ class _Writer:
     def __init__(self, driver: SQLiteDriver) -> None:
         self._driver = driver
         self._wal = driver.wal
-        self._conn = driver.connect()
-        with _closed_on_failure(self._conn):
-            bring_up_to_date(self._conn, driver.path)
+        self._conn = self._connected()
         self._waiting: deque[tuple[Op[Any], Future[Rows]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -376,7 +380,7 @@ class _Writer:
         committing = False
         try:
             self._mend()
-            self._conn.execute("begin immediate")
+            self._begin()
             answers = [self._driver.run_on(self._conn, op) for op, _ in batch]
             committing = True
             self._commit_with_hook(batch[0][0].name)
@@ -396,8 +400,35 @@ class _Writer:
 
     def _mend(self) -> None:
         if self._broken:
-            self._conn = self._driver.connect()
+            self._conn = self._connected()
             self._broken = False
+
+    def _connected(self) -> sqlite3.Connection:
+        conn = self._driver.connect()
+        with _closed_on_failure(conn):
+            bring_up_to_date(conn, self._driver.path)
+            conn.execute("pragma busy_timeout = 0")  # `_begin` waits instead
+        return conn
+
+    def _begin(self) -> None:
+        """Take the lock; it is told to be locked only if nobody has committed all the while.
+
+        SQLite does not queue those who wait, and its own waiting sleeps longer and longer: of eight processes one got
+        the lock after seconds. While others get it, waiting is only bad luck.
+        """
+        seen, give_up_at = None, 0.0
+        while True:
+            try:
+                self._conn.execute("begin immediate")
+                return
+            except sqlite3.OperationalError as error:
+                now = time.monotonic()
+                if now >= give_up_at:
+                    before, seen = seen, data_version(self._conn)
+                    if not is_busy(error) or (give_up_at and before == seen):
+                        raise
+                    give_up_at = now + self._driver.busy_s
+            time.sleep(random.uniform(*LOCK_LOOK_SECONDS))  # noqa: S311
 
     def _commit_with_hook(self, op: str) -> None:
         hook = self._driver.hook
@@ -425,17 +456,23 @@ class _Writer:
                 if conn is None:
                     conn = self._driver.connect()
                     conn.execute(f"pragma busy_timeout = {int(CHECKPOINT_SECONDS * 1000)}")
-                with self._one_at_a_time:
-                    busy, pages, _ = conn.execute("pragma wal_checkpoint(truncate)").fetchone()
-                if not busy:
-                    continue
-                log.info("sqlite.checkpoint_busy", extra={"path": str(self._driver.path), "wal_pages": pages})
-            except (sqlite3.Error, DulyError) as error:
+                with _turn(self._wal) as mine:
+                    if mine and is_long(self._wal):
+                        self._cut(conn)
+            except (OSError, sqlite3.Error, DulyError) as error:
                 log.warning("sqlite.checkpoint_failed", extra={"path": str(self._driver.path), "error": str(error)})
-            # Another process is at it, or a reader stays: trying at once again would only hold up writers.
-            self._stopped.wait(CHECKPOINT_REST_SECONDS)
+                self._stopped.wait(CHECKPOINT_REST_SECONDS)
         if conn is not None:
             conn.close()
+
+    def _cut(self, conn: sqlite3.Connection) -> None:
+        """Write the log into the file and empty it."""
+        with self._one_at_a_time:
+            busy, pages, _ = conn.execute("pragma wal_checkpoint(truncate)").fetchone()
+        if busy:
+            log.info("sqlite.checkpoint_busy", extra={"path": str(self._driver.path), "wal_pages": pages})
+            # A reader stays: trying at once again, in this process or in another, would only hold up writers.
+            self._stopped.wait(CHECKPOINT_REST_SECONDS)
 
 
 class _Sight:
@@ -448,10 +485,7 @@ class _Sight:
 
     def version(self) -> int | None:
         """Read the counter that every commit of another connection changes. None: it cannot be read."""
-        try:
-            return int(self._conn.execute("pragma data_version").fetchone()[0])
-        except sqlite3.Error:
-            return None
+        return data_version(self._conn)
 
     def is_stale(self) -> bool:
         """Tell whether the file has been replaced by another."""
@@ -467,6 +501,34 @@ class _Sight:
         except OSError:
             return None
         return found.st_dev, found.st_ino
+
+
+def data_version(conn: sqlite3.Connection) -> int | None:
+    """Read the counter that every commit of another connection changes. None: it cannot be read."""
+    try:
+        return int(conn.execute("pragma data_version").fetchone()[0])
+    except sqlite3.Error:
+        return None
+
+
+@contextmanager
+def _turn(wal: str) -> Iterator[bool]:
+    """Have one process at a time checkpoint, and rest after it has held up writers in vain. False: another is at it.
+
+    SQLite has no locks of its own on the log, which closing it here would drop.
+    """
+    if sys.platform == "win32":
+        yield True
+        return
+    log = os.open(wal, os.O_RDONLY)
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(log)
 
 
 def is_long(wal: str) -> bool:

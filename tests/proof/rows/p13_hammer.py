@@ -107,17 +107,12 @@ def integrity(path: Path) -> str:
         conn.close()
 
 
-_connect = SQLiteDriver.connect
+def _begin_at_once(self: _Writer) -> None:
+    """Take the lock, or fail."""
+    self._conn.execute("begin immediate")
 
 
-def _impatiently(self: SQLiteDriver, *, busy_s: float | None = None) -> sqlite3.Connection:
-    """Open a connection that does not wait for a lock."""
-    conn = _connect(self)
-    conn.execute("pragma busy_timeout = 0")
-    return conn
-
-
-breaks.python("hammer:waits_for_locks", SQLiteDriver, "connect", _impatiently)
+breaks.python("hammer:waits_for_locks", _Writer, "_begin", _begin_at_once)
 breaks.python("hammer:log_is_cut", _Writer, "mind_wal", lambda self: None)
 breaks.python("hammer:forgets_handles", SQLiteDriver, "abandon", lambda self: None)
 
