@@ -23,7 +23,7 @@ from duly.context import Lease
 from duly.errors import ConfigError
 from duly.failure import describe
 from duly.finding import find_app
-from duly.frames import Ask, Beat, Begin, Outcomes, Started, frame, receive
+from duly.frames import Answer, Ask, Beat, Begin, Outcomes, Started, frame, receive
 from duly.model import Claimed, Failed, Outcome
 
 PARENT_DEATH_SIGNAL = 1  # prctl(PR_SET_PDEATHSIG)
@@ -91,7 +91,7 @@ class Serving:
             job = self._jobs.get()
             self._send(self._outcome(job))
 
-    def _send(self, message: Beat | Outcomes) -> None:
+    def _send(self, message: Answer | Beat | Outcomes) -> None:
         with self._sending:
             self._sock.sendall(frame(message))
 
@@ -127,11 +127,22 @@ class Serving:
             while True:
                 message = receive(self._sock, dict)
                 if "asked" in message:
-                    self._ask(msgspec.convert(message, Ask))
+                    self._hear(msgspec.convert(message, Ask))
                 else:
                     self._jobs.put(msgspec.convert(message, Claimed))
         finally:
             os._exit(1)
+
+    def _hear(self, ask: Ask) -> None:
+        """Have the handler stop if that is asked, and answer. One that blocks its event loop keeps us from it."""
+        loop = self._loop
+        if ask.asked is not None:
+            self._ask(ask)
+        if loop is None:
+            self._send(Answer())
+        else:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._send, Answer())
 
     def _ask(self, ask: Ask) -> None:
         self._asked = ask

@@ -34,14 +34,18 @@ class Started(Struct, frozen=True):
 
 
 class Ask(Struct, frozen=True):
-    """The handler of this job is to stop."""
+    """The handler of this job is to stop; or, with nothing asked of it, only an answer is wanted."""
 
-    asked: Asked
+    asked: Asked | None
     job_id: str
 
 
 class Beat(Struct, frozen=True, tag=True):
     """The handler has called `ctx.heartbeat`."""
+
+
+class Answer(Struct, frozen=True, tag=True):
+    """The child was asked something, and its handler lets it answer."""
 
 
 class Outcomes(Struct, frozen=True, tag=True):

@@ -27,7 +27,7 @@ from duly import runner
 from duly.context import Asked, Lease, timed_out
 from duly.errors import DulyError
 from duly.failure import describe
-from duly.frames import Ask, Beat, Begin, Outcomes, Started, frame, read_frame
+from duly.frames import Answer, Ask, Beat, Begin, Outcomes, Started, frame, read_frame
 from duly.model import Crashed, Failed, Failure, Outcome, Released
 from duly.tasks import Kind
 
@@ -49,6 +49,7 @@ class Child:
 
     def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.process = process
+        self.answered = True  # what it was asked last
         self._reader = reader
         self._writer = writer
         self._mourning = asyncio.create_task(self._mourn())
@@ -98,21 +99,23 @@ class Child:
 
     async def run(self, lease: Lease) -> Outcome:
         """Run one job to its outcome. Raises IncompleteReadError when the process dies of it."""
+        self.answered = True
         self._writer.write(frame(lease.job))
         if lease.asked is not None:
             self.ask(lease)
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
-        answer: Beat | Outcomes = Beat()
-        while isinstance(answer, Beat):
-            answer = await read_frame(self._reader, Beat | Outcomes)
-            lease.beat_at, lease.stalled = time.monotonic(), False
-        lease.staged = answer.staged
-        return answer.outcome
+        while not isinstance(said := await read_frame(self._reader, Answer | Beat | Outcomes), Outcomes):
+            if isinstance(said, Answer):
+                self.answered = True
+            else:
+                lease.beat_at, lease.stalled = time.monotonic(), False
+        lease.staged = said.staged
+        return said.outcome
 
     def ask(self, lease: Lease) -> None:
-        """Tell the handler to stop."""
-        assert lease.asked is not None
+        """Tell the handler to stop if it is asked to, and the process to answer."""
+        self.answered = False
         with contextlib.suppress(ConnectionError, RuntimeError):
             self._writer.write(frame(Ask(lease.asked, lease.job.id)))
 
@@ -176,7 +179,7 @@ class Children:
             reusable = lease.asked is None
             return outcome
         except (asyncio.IncompleteReadError, ConnectionError):
-            return self._died(lease, await child.death())
+            return self._died(lease, child, await child.death())
         except msgspec.MsgspecError as error:
             return Failed(describe(error))
         finally:
@@ -192,24 +195,48 @@ class Children:
         else:
             child.kill()
 
-    def _died(self, lease: Lease, how: str) -> Outcome:
+    def _died(self, lease: Lease, child: Child, how: str) -> Outcome:
         match lease.asked:
-            case Asked.TIMEOUT:
-                return Failed(describe(timed_out(lease)))
             case Asked.STOPPING | Asked.LOST:
                 return Released()
-        return Crashed(Failure("duly.Crashed", how))
+            case Asked.TIMEOUT if child.answered or not lease.job.suspect:
+                return Failed(describe(timed_out(lease)))
+        return Crashed(Failure("duly.Crashed", how if child.answered else f"it did not answer, and {how}"))
 
     def ask(self, lease: Lease) -> bool:
-        """Tell a handler to stop; unless it is only asked to cancel, its process is killed. False: none runs it."""
+        """Tell a handler to stop; unless it is only asked to cancel, its process is killed. False: none runs it.
+
+        A suspect whose time is up may still answer: it is killed a moment later, and is to blame if it did not.
+        """
         child = self._at_work.get(lease)
         if child is None:
             return False
-        if lease.asked in STOPS:
+        if lease.asked in STOPS and not (lease.asked is Asked.TIMEOUT and lease.job.suspect):
             child.kill()
         else:
             child.ask(lease)
         return True
+
+    def interrupt(self, lease: Lease) -> bool:
+        """Kill the process of a handler that did not stop when asked. False: none runs it."""
+        child = self._at_work.get(lease)
+        if child is None:
+            return False
+        child.kill()
+        return True
+
+    async def watch(self, lease: Lease) -> None:
+        """Kill the process of a suspect that does not answer for a lease: it would keep a worker from its beats."""
+        asked: Child | None = None
+        while True:
+            await asyncio.sleep(lease.job.lease_ms / 1000)
+            child = self._at_work.get(lease)
+            if child is None or lease.asked is not None:
+                continue
+            if child is asked and not child.answered:
+                child.kill()
+            asked = child
+            child.ask(lease)
 
     def warm_up(self) -> None:
         """Start a process now that will be needed soon."""
@@ -321,12 +348,15 @@ class Suspects:
         await worker.record([(lease, worker.judged(lease, outcome))])
 
     async def _in_child(self, lease: Lease) -> Outcome:
+        watching = asyncio.create_task(self._worker.children.watch(lease))
         try:
             return await self._worker.children.attempt(lease)
         except (ChildFailed, OSError) as error:
             log.warning("suspects.no_process", extra={"error": str(error)})
             self._here = True
             return Released()
+        finally:
+            watching.cancel()
 
     async def _empty_for(self, queue: str) -> None:
         """Have the worker emptied, then run the next suspect in it."""

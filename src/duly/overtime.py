@@ -53,7 +53,7 @@ class Overtime:
             if now - begun_at > definition.timeout_ms / 1000:
                 self._worker.ask(lease, Asked.TIMEOUT)
             return
-        if definition.kind is Kind.PROCESS:
+        if definition.kind is Kind.PROCESS and not lease.job.suspect:
             return  # it was killed
         if now - lease.asked_at > GIVE_UP_SECONDS:
             self._worker.give_up_on(lease, Failed(describe(timed_out(lease))))

@@ -604,7 +604,9 @@ class Worker:
             lease.aio.cancel()
 
     def interrupt(self, lease: Lease) -> None:
-        """Raise into a handler that did not stop when asked."""
+        """Raise into a handler that did not stop when asked; one in a process of its own is killed."""
+        if self.children.interrupt(lease):
+            return
         if lease.aio is not None:
             lease.aio.cancel()
         else:

@@ -1379,6 +1379,36 @@ MUTANTS = [
         "tests/contract/test_hazards.py -k a_fork_waits",
     ),
     Mutant(
+        "src/duly/upkeep/rescue.py",
+        "if state is State.DEAD:",
+        "if False:",
+        "tests/engine/crash/test_leases.py -k dies_in_a_rescue",
+    ),
+    Mutant(
+        "src/duly/isolation.py",
+        "case Asked.TIMEOUT if child.answered or not lease.job.suspect:",
+        "case Asked.TIMEOUT:",
+        "tests/engine/crash/test_suspects.py -k 'hangs_one_worker and over_time and sqlite'",
+    ),
+    Mutant(
+        "src/duly/isolation.py",
+        "case Asked.TIMEOUT if child.answered or not lease.job.suspect:",
+        "case Asked.TIMEOUT if not lease.job.suspect:",
+        "tests/engine/crash/test_suspects.py -k 'only_takes_too_long and doze and sqlite'",
+    ),
+    Mutant(
+        "src/duly/isolation.py",
+        "if child is asked and not child.answered:",
+        "if False:",
+        "tests/engine/crash/test_suspects.py -k 'hangs_one_worker and not over_time and sqlite'",
+    ),
+    Mutant(
+        "src/duly/isolation.py",
+        "if lease.asked in STOPS and not (lease.asked is Asked.TIMEOUT and lease.job.suspect):",
+        "if lease.asked in STOPS:",
+        "tests/engine/crash/test_suspects.py -k 'hangs_one_worker and over_time and sqlite'",
+    ),
+    Mutant(
         "src/duly/store/sqlite.py",
         "fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",

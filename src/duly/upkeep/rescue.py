@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from duly.model import Sighting
+from duly.model import Sighting, State
 from duly.store import ops
 
 if TYPE_CHECKING:
@@ -48,10 +48,14 @@ class Rescue:
         for one in due:
             self._seen.pop(one, None)
             if one.id in taken:
-                self._worker.app.events.tell(
-                    "job.rescued", logging.WARNING, job_id=one.id, from_worker=one.worker, state=taken[one.id].value
-                )
+                self._tell(one, taken[one.id])
         self._worker.suspects_ready()
+
+    def _tell(self, one: Sighting, state: State) -> None:
+        tell = self._worker.app.events.tell
+        tell("job.rescued", logging.WARNING, job_id=one.id, from_worker=one.worker, state=state.value)
+        if state is State.DEAD:  # who waits for deaths hears of all of them
+            tell("job.dead", logging.ERROR, job_id=one.id, outcome=state.value, reason="its worker was lost")
 
     def pause(self, longest: float) -> float:
         """Say how long to wait before the next look: exactly until something seen may be taken, if that is sooner."""

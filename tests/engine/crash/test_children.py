@@ -166,7 +166,7 @@ def record(scene: Scene, job: str) -> JobRecord:
 
 def test_j12_handlers_in_processes_of_their_own_run_at_once_and_their_context_works(scene: Scene) -> None:
     worker = scene.start(concurrency=8)
-    burning = scene.enqueue("burn", 2, payload={"seconds": 1.0})
+    burning = scene.enqueue("burn", 2, payload={"seconds": 3.0})  # longer than a process takes to start here
     spoken = [*scene.enqueue("aburn", payload={"n": 1}), *scene.enqueue("speak", payload={"n": 2})]
     done, undone = (scene.enqueue("commits", payload={"n": 7, "commit": said})[0] for said in (True, False))
     beating, stalling = (scene.enqueue("beats", payload={"stall": said})[0] for said in (False, True))

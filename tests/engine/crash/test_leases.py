@@ -119,3 +119,16 @@ def test_j10_a_worker_stopped_for_three_leases_changes_nothing_and_its_handlers_
     time.sleep(0.5)
     assert [scene.row(job) for job in jobs] == [("succeeded", 2, 0)] * 2
     assert alive(first.pid)
+
+
+def test_j25_a_job_that_dies_in_a_rescue_is_told_of_as_dead(scene: Scene) -> None:
+    first = scene.start()
+    [job] = scene.enqueue("nap", payload={"seconds": 20.0}, max_attempts=1, lease_ms=500)
+    scene.wait_for(job, "begin")
+    kill(first)
+    second = scene.start()
+    scene.wait_ended()
+    assert scene.row(job)[0] == "dead"
+    scene.wait(lambda: scene.told("job.dead"), "its death to be told")
+    told = [(one.pid, one.name, one.job) for one in scene.told("job.rescued", "job.dead")]
+    assert told == [(second.pid, "job.rescued", job), (second.pid, "job.dead", job)]

@@ -124,6 +124,35 @@ def test_j12_a_slow_innocent_is_not_blamed_for_what_kills_the_worker_of_its_proc
     assert scene.row(job) == ("succeeded", 5, 0)
 
 
+@pytest.mark.parametrize("task", ["hang", "hang_over_time"])
+def test_j12_a_handler_that_blocks_its_event_loop_hangs_one_worker_and_no_other(scene: Scene, task: str) -> None:
+    scene.start(concurrency=2)
+    [job] = scene.enqueue(task, max_attempts=10, lease_ms=600)
+    scene.wait_for(job, "begin")
+    second = scene.start(concurrency=2)
+    scene.wait_ended()
+    assert scene.row(job) == ("dead", 4, 3)
+    [(reason, error)] = scene.store.query("select reason, error from duly_done")
+    assert reason == "killed its worker"
+    assert "it did not answer, and its process was killed by SIGKILL" in str(error)
+    assert second.pid not in {line.pid for line in scene.ledger(job)}
+
+
+@pytest.mark.parametrize("task", ["nap_over_time", "doze_over_time"])
+def test_j12_a_suspect_that_only_takes_too_long_is_not_to_blame(scene: Scene, task: str) -> None:
+    first = scene.start(concurrency=2)
+    [job] = scene.enqueue(task, max_attempts=4, lease_ms=600)
+    scene.wait_for(job, "begin")
+    kill(first)
+    second = scene.start(concurrency=2)
+    scene.wait_ended()
+    assert scene.row(job) == ("dead", 4, 0)
+    pids = [line.pid for line in scene.ledger(job)]
+    assert pids[0] == first.pid
+    assert pids[1] not in (first.pid, second.pid), "alone"
+    assert pids[2:] == [second.pid] * 2, "and then as everybody"
+
+
 def assert_alone(scene: Scene, suspects: set[str]) -> None:
     """See that nothing was written by a process while it ran a suspect, but by the suspect itself."""
     running: dict[int, str] = {}

@@ -19,16 +19,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import duly
 from duly.model import NewJob, Terms
 from duly.store import ops
 from tests.contract.stores import PostgresStore, SQLiteStore, Store, new_id
 
-ROOT = Path(__file__).parents[3]
-
 TASKS = '''
 import asyncio, ctypes, json, os, resource, signal, sqlite3, threading, time
 
-from duly import Ctx, Duly, SyncCtx
+from duly import Ctx, Duly, SyncCtx, backoff
 
 app = Duly()
 LEDGER = os.open(os.environ["LEDGER"], os.O_APPEND | os.O_CREAT | os.O_WRONLY)
@@ -99,6 +98,36 @@ async def stubborn(ctx: Ctx, seconds: float) -> None:
     except asyncio.CancelledError:
         await asyncio.sleep(seconds)
     note(ctx, "end")
+
+
+@app.task
+async def hang(ctx: Ctx) -> None:
+    """Let nobody else on the event loop, for ever."""
+    note(ctx, "begin")
+    while True:
+        time.sleep(0.1)
+
+
+@app.task(timeout="300ms", backoff=backoff.fixed("50ms"))
+async def hang_over_time(ctx: Ctx) -> None:
+    """Let nobody else on the event loop, for ever, though its time is up."""
+    note(ctx, "begin")
+    while True:
+        time.sleep(0.1)
+
+
+@app.task(timeout="300ms", backoff=backoff.fixed("50ms"))
+async def nap_over_time(ctx: Ctx) -> None:
+    """Sleep for longer than it may."""
+    note(ctx, "begin")
+    await asyncio.sleep(30)
+
+
+@app.task(timeout="300ms", backoff=backoff.fixed("50ms"))
+def doze_over_time(ctx: SyncCtx) -> None:
+    """Sleep in a thread for longer than it may."""
+    note(ctx, "begin")
+    time.sleep(30)
 
 
 def die(how):
@@ -179,7 +208,7 @@ class Scene:
             "DULY_LEASE": f"{lease_ms}ms",
             "LEDGER": str(folder / "ledger"),
             "EVENTS": str(folder / "events"),
-            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONPATH": str(Path(duly.__file__).parents[1]),  # the package that is under test here
         }
 
     # Workers
