@@ -560,3 +560,23 @@ def test_j27_what_the_server_cancels_is_known_not_to_be_written(fleet):
         theirs.rollback()
     hurried.close()
     assert fleet.state(job_id) == "ready"
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "while it is open"])
+def test_j22_a_queue_that_was_analyzed_while_it_was_nearly_empty_is_not_read_whole(file, when):
+    [job] = file.enqueue()
+    open_before = file.driver.connect()
+    theirs = sqlite3.connect(file.path)
+    theirs.execute("analyze")
+    assert theirs.execute("select count(*) from sqlite_stat1 where tbl = 'duly_job'").fetchone()[0] > 0
+    theirs.close()
+    conn = open_before if when == "while it is open" else file.driver.connect()
+    conn.execute("select count(*) from duly_job").fetchall()  # sees what has become of the schema
+    [take, held] = spell("sqlite", "claim", "named")
+    op = ops.claim("default", limit=1, token=1, worker="w")
+    for statement in (take, held):
+        plan = [row[3] for row in conn.execute("explain query plan " + statement.sql, op.params)]
+        assert "SCAN duly_job" not in plan, plan
+    for one in {conn, open_before}:
+        one.close()
+    assert [claimed.id for claimed in file.claim(1)] == [job]

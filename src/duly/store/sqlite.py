@@ -60,6 +60,9 @@ CHECKPOINT_BYTES = 16 * 1024 * 1024
 MOST_AT_ONCE = 256
 READERS = 4
 WATCH_BUSY_SECONDS = 0.1
+# Of duly_meta there always are: with the table there, a connection that is open does not notice who analyzes.
+HAS_STATISTICS = "select exists (select 1 from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly_meta')"
+FORGET_STATISTICS = "delete from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly_meta'"
 # Other SQLite libraries that a program may bring along, by the names of their modules.
 OTHER_LIBRARIES = ("apsw", "pysqlite3", "sqlcipher3", "pysqlcipher3", "libsql", "libsql_experimental", "turso")
 SYNCHRONOUS = {0: "off", 1: "normal", 2: "full", 3: "full"}
@@ -281,6 +284,8 @@ class SQLiteDriver(Driver):
                 conn.execute(f"pragma synchronous = {self._durability}")
                 conn.execute("pragma wal_autocheckpoint = 0")
                 conn.execute("pragma cache_size = -16000")
+                _forget_statistics(conn)
+                conn.execute(f"pragma busy_timeout = {int(busy_s * 1000)}")
         except sqlite3.Error as error:
             raise self.failed(error, "open") from error
         return conn
@@ -548,6 +553,19 @@ def _closed_on_failure(conn: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
+def _forget_statistics(conn: sqlite3.Connection) -> None:
+    """Plan as if nobody had ever analyzed our tables.
+
+    A queue that was analyzed while it was nearly empty is believed to be so ever after, and every claim would read all
+    of it. Whoever has more to do on this file than we know may analyze his own tables as he likes.
+    """
+    with suppress(sqlite3.Error):  # there are none, or somebody writes and we do not wait: the next one may forget them
+        if conn.execute(HAS_STATISTICS).fetchone()[0]:
+            conn.execute("pragma busy_timeout = 0")
+            conn.execute(FORGET_STATISTICS)
+            conn.execute("analyze sqlite_schema")  # reads them again
+
+
 def _patiently(conn: sqlite3.Connection, sql: str, seconds: float) -> None:
     """Run what SQLite refuses at once, whatever the busy timeout, while another process opens the file too."""
     give_up_at = time.monotonic() + seconds
@@ -571,6 +589,7 @@ def bring_up_to_date(conn: sqlite3.Connection, path: Path) -> None:
         for step in migrate.pending("sqlite", read_meta(conn)):
             for statement in step.statements:
                 conn.execute(statement)
+        conn.execute("analyze duly_meta")
         conn.execute("commit")
     except sqlite3.Error as error:
         if conn.in_transaction:
