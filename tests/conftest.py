@@ -8,12 +8,13 @@ import pytest
 
 from duly.store.postgres import bring_up_to_date
 from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store
+from tests.servers.pgbouncer import behind
 from tests.servers.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
+    with PostgresServer() as server, behind(server):
         yield server
 
 

@@ -39,6 +39,9 @@ log = logging.getLogger("duly.worker")
 
 START_SECONDS = 30.0
 LOOK_SECONDS = 0.1
+# After a suspect was told that its time is up: within which it answers, and then ends.
+ANSWERS_SECONDS = 3.0
+ENDS_SECONDS = 0.5
 # Between the end of a process and the end of what it said: its last words may still be on their way.
 LAST_WORDS_SECONDS = 0.05
 STOPS = frozenset({Asked.TIMEOUT, Asked.LOST, Asked.STOPPING})
@@ -217,12 +220,16 @@ class Children:
             child.ask(lease)
         return True
 
-    def interrupt(self, lease: Lease) -> bool:
-        """Kill the process of a handler that did not stop when asked. False: none runs it."""
+    def hurry(self, lease: Lease, waited: float) -> bool:
+        """Kill the process of a handler that was asked to stop and did not. False: none runs it.
+
+        A suspect that has not answered has more time for it, as its machine may be busy: it will be held against it.
+        """
         child = self._at_work.get(lease)
         if child is None:
             return False
-        child.kill()
+        if waited > (ENDS_SECONDS if child.answered else max(ANSWERS_SECONDS, lease.job.lease_ms / 3000)):
+            child.kill()
         return True
 
     async def watch(self, lease: Lease) -> None:

@@ -53,11 +53,12 @@ class Overtime:
             if now - begun_at > definition.timeout_ms / 1000:
                 self._worker.ask(lease, Asked.TIMEOUT)
             return
-        if definition.kind is Kind.PROCESS and not lease.job.suspect:
-            return  # it was killed
-        if now - lease.asked_at > GIVE_UP_SECONDS:
+        waited = now - lease.asked_at
+        if self._worker.children.hurry(lease, waited) or definition.kind is Kind.PROCESS:
+            return
+        if waited > GIVE_UP_SECONDS:
             self._worker.give_up_on(lease, Failed(describe(timed_out(lease))))
-        elif now - lease.asked_at > INTERRUPT_SECONDS:
+        elif waited > INTERRUPT_SECONDS:
             self._worker.interrupt(lease)
 
     def _look_for_stall(self, lease: Lease, now: float, begun_at: float, limit_ms: int) -> None:

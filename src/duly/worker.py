@@ -39,6 +39,7 @@ from duly.store.ops import Finish, Op
 from duly.tasks import Kind
 from duly.threads import Spawn, Threads, start_thread
 from duly.upkeep import Upkeep
+from duly.watermark import Watermark
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -87,6 +88,7 @@ class Worker:
         self._signals = signals
         self._on_stuck = on_stuck
         self._order = deque(self.queues)
+        self._watermarks = {queue: Watermark() for queue in self.queues}
         self._held: dict[str, Lease] = {}
         self._aside: set[str] = set()  # held, but in no slot: suspects
         self._stuck: set[Lease] = set()
@@ -375,8 +377,10 @@ class Worker:
         if limit <= 0:
             return 0
         leases = await self.claim(queue, limit, tasks)
-        if len(leases) < limit and tasks is self.app.tasks:
-            self._exhausted.add(queue)
+        if tasks is self.app.tasks:
+            self._note_reached(queue, leases)
+            if len(leases) < limit:
+                self._exhausted.add(queue)
         self._pace.note_claim(len(leases), sum(len(lease.job.payload) for lease in leases))
         free = self._slots.free
         for place, lease in enumerate(leases):
@@ -394,7 +398,8 @@ class Worker:
     ) -> list[Lease]:
         """Take jobs on lease; for a child's, its death is seen here, and ours is not its fault."""
         holder = f"{self.id}{ops.CHILD}" if child else self.id
-        op = ops.claim(queue, limit=limit, token=keys.new_token(), worker=holder, tasks=tasks, alone=alone)
+        marks = [] if alone else self._watermarks[queue].marks()
+        op = ops.claim(queue, limit=limit, token=keys.new_token(), worker=holder, tasks=tasks, alone=alone, marks=marks)
         jobs = await self.surely(op)
         now, schema = self.clock(), self.app.settings.schema
         leases = []
@@ -407,6 +412,28 @@ class Worker:
             self.heart.mind(job.lease_ms)
             leases.append(lease)
         return leases
+
+    def _note_reached(self, queue: str, leases: Sequence[Lease]) -> None:
+        """Note how far a queue is claimed, and look once in a while for what stands before that.
+
+        Who drains goes when there is nothing more, and begins each claim at the head to know it.
+        """
+        if self.draining:
+            return
+        self._watermarks[queue].passed([lease.job for lease in leases])
+        if self._watermarks[queue].begin_look(self.clock()):
+            self._slots.in_background(self._look_at_head(queue))
+
+    async def _look_at_head(self, queue: str) -> None:
+        watermark = self._watermarks[queue]
+        try:
+            head = await self.driver.arun(ops.head(queue, tasks=self.app.tasks))
+        except DulyError:  # whatever is wrong, the next claim meets it too
+            watermark.look_failed(self.clock())
+            return
+        if watermark.looked(head, self.clock()):
+            self._exhausted.discard(queue)
+            self.poke()
 
     def _superseded(self, job_id: str) -> None:
         """Tell the handler of an older lease of ours that it is lost: no beat would find it any more."""
@@ -604,9 +631,7 @@ class Worker:
             lease.aio.cancel()
 
     def interrupt(self, lease: Lease) -> None:
-        """Raise into a handler that did not stop when asked; one in a process of its own is killed."""
-        if self.children.interrupt(lease):
-            return
+        """Raise into a handler that did not stop when asked."""
         if lease.aio is not None:
             lease.aio.cancel()
         else:

@@ -18,7 +18,7 @@ from duly.errors import ConfigError
 from duly.lifecycle import ARROWS
 from duly.model import Change, Claimed, Envelope, Failure, NewJob, State, Terms
 from duly.store import ops
-from duly.store.ops import Finish, Held, Op
+from duly.store.ops import Finish, Held, Mark, Op
 from tests.contract.stores import (
     NOW,
     D1Driver,
@@ -64,7 +64,8 @@ def rescue_all(store: Store) -> None:
 # J06
 
 
-def test_j06_eight_claimers_get_each_of_400_jobs_once(store: Store) -> None:
+@pytest.mark.parametrize("marks", [[], [Mark(5, NOW, new_id())]], ids=["", "from a mark on"])
+def test_j06_eight_claimers_get_each_of_400_jobs_once(store: Store, marks: list[Mark]) -> None:
     expected = set(store.enqueue(200)) | set(store.enqueue(200, due_at=NOW - 1, priority=1))
     store.query("update duly_job set state = 'scheduled' where priority = 1")
     stores = [another(store) for _ in range(8)]
@@ -73,7 +74,7 @@ def test_j06_eight_claimers_get_each_of_400_jobs_once(store: Store) -> None:
 
     def work(mine: Store, found: list[str]) -> None:
         barrier.wait(30)
-        while jobs := mine.claim(7):
+        while jobs := mine.claim(7, marks=marks):
             assert len(jobs) <= 7
             found.extend(ids(jobs))
 
@@ -112,6 +113,14 @@ def test_j06_a_claim_for_n_takes_n_whatever_plan_the_database_picks(postgres_url
         got += ids(jobs)
     got += ids(store.claim(100))
     assert got == expected
+    first, *others = store.enqueue(5, due_at=NOW - 1000) + store.enqueue(5, due_at=NOW - 1000, priority=-1)
+    for limit in (1, 3, 5):
+        jobs = store.claim(limit, marks=[Mark(0, NOW - 1000, others[0]), Mark(-1, NOW - 1000, first)])
+        assert len(jobs) == limit
+        assert ids(jobs) == others[:limit]
+        assert store.query("select count(*) from duly_job where token = ?", jobs[0].token) == [(limit,)]
+        del others[:limit]
+    assert ids(store.claim(9)) == [first]
     store.close()
 
 
@@ -204,6 +213,101 @@ def test_j07_next_due_is_the_earliest_scheduled_row_of_the_queue(store: Store) -
     store.enqueue(delay_ms=100, queue="other")
     store.enqueue()
     assert store.run(ops.next_due("default", now=store.now)) == 300
+
+
+def marked(store: Store, limit: int, *marks: Mark, **more: Any) -> list[str]:
+    return ids(store.claim(limit, marks=marks, **more))
+
+
+def test_j07_a_claim_with_a_mark_takes_what_is_above_and_from_it_on_and_below(store: Store) -> None:
+    """SQLite has no use for a mark, and begins at the head whatever it says."""
+    store.now += 1000
+    before = store.enqueue(2, due_at=NOW)
+    later = store.enqueue(3, due_at=NOW + 1)
+    [above], [below] = store.enqueue(priority=1, due_at=NOW), store.enqueue(priority=-1, due_at=NOW - 99)
+    [top], [bottom] = store.enqueue(priority=2**31 - 1), store.enqueue(priority=-(2**31))
+    mark = Mark(0, NOW + 1, later[1])
+    skipped = [*before, later[0]] if store.kind == "postgres" else []
+    expected = [top, above, *before, later[0], *later[1:], below, bottom]
+    assert marked(store, 50, mark) == [job for job in expected if job not in skipped]
+    assert marked(store, 50) == skipped
+
+
+def test_j07_a_mark_in_each_priority_holds_for_that_one_alone(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url)
+    store.now += 1000
+    high = store.enqueue(3, priority=5, due_at=NOW)
+    between = store.enqueue(2, priority=4, due_at=NOW)
+    low = store.enqueue(3, due_at=NOW)
+    marks = Mark(0, NOW, low[2]), Mark(5, NOW, high[1])
+    assert marked(store, 3, *marks) == [*high[1:], between[0]]
+    assert marked(store, 9, *marks) == [between[1], low[2]]
+    assert marked(store, 9) == [high[0], *low[:2]]
+    store.close()
+
+
+def test_j07_a_mark_in_the_highest_and_in_the_lowest_priority_there_is(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url)
+    store.now += 1000
+    most, least = 2**31 - 1, -(2**31)
+    high, low = store.enqueue(2, priority=most, due_at=NOW), store.enqueue(2, priority=least, due_at=NOW)
+    [middle] = store.enqueue()
+    assert marked(store, 9, Mark(most, NOW, high[1]), Mark(least, NOW, low[1])) == [high[1], middle, low[1]]
+    store.close()
+
+
+def test_j07_a_mark_of_this_moment_leaves_room_for_what_commits_late(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url)
+    store.now += 1000
+    early = store.enqueue(due_at=store.now - 101)
+    late = store.enqueue(2, due_at=store.now - 100)
+    assert marked(store, 9, Mark(0, store.now, new_id())) == late
+    assert marked(store, 9) == early
+    store.close()
+
+
+def test_j07_the_head_is_what_a_claim_takes_first(store: Store) -> None:
+    assert store.run(ops.head("default", now=NOW)).mark is None
+    store.enqueue(priority=9, queue="other")
+    store.enqueue(priority=8, task="unknown")
+    store.enqueue(priority=7, task="paused")
+    store.enqueue(priority=6, expires_ms=5)
+    store.run(ops.pause("task", "paused", by="ann", why="a leak", now=NOW))
+    store.now += 5
+    first, second = store.enqueue(2)
+    for job_id in (first, second):
+        head = store.run(ops.head("default", tasks=["work", "paused"], now=store.now))
+        assert head.mark == Mark(0, store.now, job_id)
+        assert (head.took_ms is None) == (store.kind != "postgres")
+        assert marked(store, 1, tasks=["work", "paused"]) == [job_id]
+
+
+def test_j07_postgres_says_how_long_the_way_to_the_head_is(postgres_url: str) -> None:
+    """Somebody's open transaction keeps what was claimed from being cleared away."""
+    store = PostgresStore(postgres_url)
+    holder = psycopg.connect(postgres_url)
+    holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    holder.execute("select pg_current_xact_id()")
+    store.enqueue(5000)
+    short = min(store.run(ops.head("default", now=NOW)).took_ms for _ in range(5))
+    for _ in range(5):
+        store.claim(1000)
+    [last] = store.enqueue()
+    long = [store.run(ops.head("default", now=NOW)) for _ in range(5)]
+    assert {head.mark.id for head in long} == {last}
+    assert min(head.took_ms for head in long) > 3 * short
+    holder.close()
+    store.close()
+
+
+def test_j08_asking_again_with_a_mark_gives_the_same_jobs(store: Store) -> None:
+    store.now += 1000
+    jobs = store.enqueue(4, due_at=NOW)
+    op = ops.claim("default", limit=2, token=new_token(), worker="w1", marks=[Mark(0, NOW, jobs[1])], now=store.now)
+    first = store.run(op)
+    assert op.again is not None
+    assert store.run(op.again) == store.run(op) == first
+    assert ids(first) == (jobs[1:3] if store.kind == "postgres" else jobs[:2])
 
 
 # J08
@@ -704,6 +808,7 @@ def every_op(now: int | None) -> list[Op[Any]]:
     made: dict[str, Op[Any]] = {
         "enqueue": ops.enqueue(Terms("work"), [NewJob(job.id, "1")], now=now),
         "claim": ops.claim("default", limit=1, token=1, worker="w", now=now),
+        "head": ops.head("default", tasks=["work"], now=now),
         "recall": ops.recall(1),
         "extend": ops.extend([held(job)], now=now),
         "progress": ops.progress(held(job), 1),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
-from duly.errors import SchemaMismatch, StoreError, StoreUnavailable
+from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreUnavailable
+from duly.model import NewJob, Terms
 from duly.settings import Settings, parse_url
 from duly.store import open_driver, ops, sqlite
 from duly.store.migrate import newest
+from duly.store.ops import Op, Rows
 from duly.store.postgres import PostgresDriver
 from duly.store.sqlite import SQLiteDriver
-from tests.contract.stores import PostgresStore, SQLiteStore, Store
+from tests.contract.stores import PostgresStore, SQLiteStore, Store, new_id
 from tests.servers.postgres import PostgresServer
 
 
@@ -98,6 +102,33 @@ def test_a_broken_connection_is_counted_and_one_that_only_has_to_wait_is_not(pos
     assert hurried.failures == 0
     hurried.close()
     store.close()
+
+
+class _LostThenAway(SQLiteDriver):
+    """Writes, loses the answer, and is away when it is asked again."""
+
+    tries = 0
+
+    def execute(self, op: Op[Any]) -> Rows:
+        self.tries += 1
+        if self.tries == 1:
+            super().execute(op)
+            raise AnswerLost("the answer was lost")
+        raise StoreUnavailable("nobody is there; nothing was written")
+
+    async def aexecute(self, op: Op[Any]) -> Rows:
+        return self.execute(op)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_j01_a_write_that_may_have_happened_is_not_told_to_have_not(tmp_path: Path, asynchronous: bool) -> None:
+    driver = _LostThenAway(tmp_path / "duly.db")
+    op = ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")])
+    with pytest.raises(AnswerLost) as lost:
+        asyncio.run(driver.arun(op)) if asynchronous else driver.run(op)
+    assert driver.tries == 2
+    assert lost.value.again is op.again
+    driver.close()
 
 
 def test_a_file_that_stays_locked_is_counted(tmp_path: Path) -> None:

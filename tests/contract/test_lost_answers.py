@@ -479,8 +479,8 @@ def test_j01_what_leaves_no_trace_is_not_repeated(twins: tuple[Store, Store], as
 
 
 READS = {
-    "attempts", "clock", "dead_list", "dead_metrics", "events", "expirable", "expired_leases", "get", "listing",
-    "next_due", "parked", "paused", "prunable", "queues", "settle", "steps", "why", "workers",
+    "attempts", "clock", "dead_list", "dead_metrics", "events", "expirable", "expired_leases", "get", "head",
+    "listing", "next_due", "parked", "paused", "prunable", "queues", "settle", "steps", "why", "workers",
 }  # fmt: skip
 
 

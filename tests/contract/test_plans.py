@@ -19,7 +19,7 @@ from psycopg import sql
 
 from duly.model import Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
 from duly.store import ops
-from duly.store.ops import Finish, Held, Op, Replay
+from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres import bring_up_to_date
 from duly.store.sqlite import SQLiteDriver
 from duly.store.statements import spell
@@ -169,6 +169,14 @@ ASKED: dict[str, Asked] = {
     "claim of suspects": Asked(
         ops.claim("default", limit=1, token=9, worker="w", alone=True, now=NOW), {"claim": CLAIM}
     ),
+    "claim from marks on": Asked(
+        ops.claim(
+            "default", limit=50, token=9, worker="w", tasks=["work"],
+            marks=[Mark(2, NOW - 1, id_of(900_001)), Mark(0, NOW - 500, id_of(1))], now=NOW,
+        ),
+        {"claim_marked": CLAIM},
+    ),
+    "head": Asked(ops.head("default", tasks=["work"], now=NOW), {"head": {"duly_job_ready"}}),
     "recall": Asked(ops.recall(9), {"claim": CLAIM}),
     "extend": Asked(ops.extend([Held(id_of(n), 5) for n in HUNDRED], now=NOW), {"extend": BY_ID}),
     "progress": Asked(ops.progress(Held(id_of(1), 5), 3), {"progress": BY_ID | {"duly_job_running"}}),
@@ -333,8 +341,8 @@ def test_postgres_walks_the_intended_indexes(postgres_plans: psycopg.Connection[
 def test_postgres_sorts_nothing_on_the_walk_over_ready_and_due_rows(
     postgres_plans: psycopg.Connection[Any], generic: bool
 ) -> None:
-    for name in ("claim", "claim of all tasks", "claim of suspects"):
-        (plan,) = plans(postgres_plans, "claim", ASKED[name].op, generic=generic)
+    for name in ("claim", "claim of all tasks", "claim of suspects", "claim from marks on"):
+        (plan,) = plans(postgres_plans, *ASKED[name].op.sections, ASKED[name].op, generic=generic)
         for walk, index in (("CTE ready", "duly_job_ready"), ("CTE due", "duly_job_scheduled")):
             (part,) = [node for node in nodes(plan) if node.get("Subplan Name") == walk]
             read = walked(part) & {"duly_job_ready", "duly_job_scheduled"}
@@ -342,12 +350,25 @@ def test_postgres_sorts_nothing_on_the_walk_over_ready_and_due_rows(
                 continue  # none can be there, and the plan knows it
             assert read == {index}
             assert not [node for node in nodes(part) if "Sort" in node["Node Type"]], name
+    (plan,) = plans(postgres_plans, "head", ASKED["head"].op, generic=generic)
+    assert not [node for node in nodes(plan) if "Sort" in node["Node Type"]]
     (plan,) = plans(postgres_plans, "park", ASKED["park"].op, generic=generic)
     for walk in ("CTE ready", "CTE suspects", "CTE due"):
         (part,) = [node for node in nodes(plan) if node.get("Subplan Name") == walk]
         assert not [node for node in nodes(part) if "Sort" in node["Node Type"]], walk
     first, _ = plans(postgres_plans, "promote", ASKED["promote"].op, generic=generic)
     assert not [node for node in nodes(first) if "Sort" in node["Node Type"]]
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
+def test_postgres_begins_a_claim_at_its_mark_and_does_not_filter_what_lies_before(
+    postgres_plans: psycopg.Connection[Any], generic: bool
+) -> None:
+    (plan,) = plans(postgres_plans, "claim_marked", ASKED["claim from marks on"].op, generic=generic)
+    (walk,) = [node for node in nodes(plan) if node.get("Index Name") == "duly_job_ready"]
+    assert "ROW(due_at, id) >=" in walk["Index Cond"]
+    assert "priority <=" in walk["Index Cond"]
+    assert "due_at" not in walk["Filter"]
 
 
 @pytest.mark.parametrize("name", ["queues", "parked"])
@@ -382,6 +403,8 @@ def test_postgres_reads_few_pages_at_a_million_rows(postgres_plans: psycopg.Conn
 # What these may read: a few pages or steps for each row they name or return, whatever the tables hold.
 READS = {
     "claim of suspects": 100,
+    "claim from marks on": 50 * 30,
+    "head": 20,
     "recall": 100,
     "extend": 100 * 20,
     "finish plain": 100 * 20,
@@ -488,6 +511,7 @@ def test_sqlite_takes_few_steps_at_a_million_rows(sqlite_plans: sqlite3.Connecti
 
 STEPS = {
     "claim of suspects": 2000,
+    "head": 200,
     "recall": 1000,
     "extend": 100 * 100,
     "finish plain": 100 * 200,

@@ -1410,6 +1410,50 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
+        "            conn.execute(FORGET_OURS)\n",
+        "",
+        "tests/contract/test_hazards.py -k 'nearly_empty and before'",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        '        conn.execute("analyze duly_meta")\n',
+        "",
+        "tests/contract/test_hazards.py -k 'nearly_empty and while'",
+    ),
+    Mutant(
+        "src/duly/store/driver.py",
+        """                return self.execute(op)
+            except AnswerLost as error:
+                lost, op = error, repeated(op, error)
+            except StoreUnavailable:
+                if lost is None:
+                    raise
+                break
+""",
+        """                return self.execute(op)
+            except AnswerLost as error:
+                lost, op = error, repeated(op, error)
+""",
+        "tests/contract/test_driver.py -k 'may_have_happened and False'",
+    ),
+    Mutant(
+        "src/duly/store/driver.py",
+        """                return await self.aexecute(op)
+            except AnswerLost as error:
+                lost, op = error, repeated(op, error)
+            except StoreUnavailable:
+                if lost is None:
+                    raise
+                break
+""",
+        """                return await self.aexecute(op)
+            except AnswerLost as error:
+                lost, op = error, repeated(op, error)
+""",
+        "tests/contract/test_driver.py -k 'may_have_happened and True'",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
         "fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
         "tests/contract/test_hazards.py -k checkpoints_in_vain",
@@ -2712,5 +2756,83 @@ MUTANTS = [
         " as (_, going), _draft(place, origin):\n",
         " as (_, going):\n",
         "tests/contract/test_backup.py -k before_it_is_tried",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "        top = mark.priority - 1\n",
+        "        top = mark.priority\n",
+        "tests/contract/test_claim.py -k 'j07_a_claim_with_a_mark or j07_a_mark'",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "            parts.append(_part(queue, top, mark.priority + 1))\n",
+        "            pass\n",
+        "tests/contract/test_claim.py -k j07_a_claim_with_a_mark",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        '        parts.append(_part(queue, top, _LEAST["priority"]))\n',
+        "        pass\n",
+        "tests/contract/test_claim.py -k j07_a_claim_with_a_mark",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        " and (due_at, id) >= (part.due_at, part.id)\n",
+        "\n",
+        "tests/contract/test_claim.py -k 'j07_a_claim_with_a_mark or j07_a_mark'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "priority <= part.top and priority >= part.bottom and ",
+        "",
+        "tests/contract/test_claim.py -k 'j07_a_claim_with_a_mark or j07_a_mark'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "least(due_at, now - 100) as due_at,",
+        "due_at,",
+        "tests/contract/test_claim.py -k commits_late",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        ") as chosen\n     limit (select room from free)\n",
+        ") as chosen\n",
+        "tests/contract/test_claim.py -k j06_a_claim_for_n",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "       and task not in (select name from gate)\n",
+        "",
+        "tests/contract/test_claim.py -k j07_the_head",
+    ),
+    Mutant(
+        "src/duly/watermark.py",
+        "head.mark is not None and self._back_to(head.mark)",
+        "False",
+        "tests/engine/test_watermark.py -k 'takes_it_back or within_a_second'",
+    ),
+    Mutant(
+        "src/duly/watermark.py",
+        " if self._needed else []",
+        "",
+        "tests/engine/test_watermark.py -k unless_the_way",
+    ),
+    Mutant(
+        "src/duly/watermark.py",
+        "            self._reached.pop(priority, None)  # so that those claimed last come last\n",
+        "",
+        "tests/engine/test_watermark.py -k claimed_last_have",
+    ),
+    Mutant(
+        "src/duly/watermark.py",
+        "max(LOOK_SECONDS, SHARE * head.took_ms / 1000)",
+        "LOOK_SECONDS",
+        "tests/engine/test_watermark.py -k twentieth",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "        if self.draining:\n            return\n        self._watermarks",
+        "        self._watermarks",
+        "tests/engine/test_watermark.py -k who_drains",
     ),
 ]

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from duly import Duly, keys
+from duly.store.postgres import bring_up_to_date
 from tests.proof.checker import Findings, History, judge, read
 from tests.proof.ledger import Ledger, records
+from tests.servers.postgres import PostgresServer
 
 APP = "tests.proof.tasks:app"
 
@@ -160,6 +162,22 @@ def fleet(url: str, folder: Path, **options: Any) -> Iterator[Fleet]:
         yield made
     finally:
         made.end()
+
+
+@contextmanager
+def four_on_postgres(
+    folder: Path, *, lease_s: float, grace: str = "5s", settings: Mapping[str, str] | None = None
+) -> Iterator[tuple[PostgresServer, Fleet]]:
+    """Have four workers at work on a server of their own."""
+    with PostgresServer(settings=settings) as server:
+        url = server.new_database()
+        bring_up_to_date(url)
+        with fleet(url, folder, lease=f"{lease_s}s") as workers:
+            for _ in range(4):
+                workers.start(grace=grace)
+            if not workers.started(4):
+                raise AssertionError(f"workers did not start: {workers.logs()}")
+            yield server, workers
 
 
 def producer(fleet: Fleet) -> Duly:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from duly import Duly
 from duly.errors import DulyError
-from tests.proof import breaks, table, tasks
+from tests.proof import breaks, tasks
 from tests.proof.ledger import Ledger
 
 THREADS = 2
@@ -27,7 +27,6 @@ PATIENCE_SECONDS = 10.0
 
 def main() -> None:
     """Play one part for so many seconds."""
-    table.rows([])
     breaks.apply_named()
     part, seconds, seed = sys.argv[1], float(sys.argv[2]), sys.argv[3]
     _write_down_offers(tasks.app)

@@ -9,28 +9,38 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import functools
 import json
 import logging
 import random
+import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from duly import Ctx, Duly, Retry, Snooze, backoff
 from duly.errors import DulyError
 from duly.keys import Ids
 from duly.store import ops
-from duly.store.ops import Op
-from tests.proof.world import BEGINNING_MS, Database, Gate, Process, Stuck, VirtualLoop, without_chance
+from duly.store.ops import Op, Rows
+from tests.proof.breaks import broken
+from tests.proof.world import BEGINNING_MS, Database, Gate, Process, Stuck, VirtualLoop, copied, without_chance
 
-FAULTY_S = 10.0
-HEALED_S = 90.0
+ENQUEUED_S = 2.0
+FAULTY_S = 4.0
+HEALED_S = 40.0
 LEASE_S = 1.5
 # A rescuer waits this long between two sightings of one lease; who was extended since is not taken.
 PATIENCE_S = LEASE_S / 3 + 0.5
+# A lease that ends further ahead than a whole one and this may be taken: the clock has stepped back since.
+MARGIN_MS = 1000
 ATTEMPTS = 5
+MOST_ASKED = 100  # operations of one process in one second, on the average of a world
 
 
 @dataclass(frozen=True)
@@ -43,8 +53,10 @@ class Plan:
     takes: float
     key: str | None = None
     delay: float = 0.0
+    expires: float | None = None
     batch: bool = False
     cancel_at: float | None = None
+    retry_at: float | None = None
     lost: bool = False  # its enqueue is not answered at first, and asked again a second later
 
 
@@ -68,44 +80,79 @@ class Scenario:
     faults: tuple[Fault, ...]
 
 
+@dataclass(frozen=True)
+class Mood:
+    """What a world has more of than others: what needs two troubles at once is rare where all are equally likely."""
+
+    kinds: tuple[str, ...]
+    faults: tuple[str, ...]
+    least: int = 0
+    most: int = 7
+    people: float = 0.1  # how likely somebody interferes with a job
+    poisoned: float = 0.1
+
+
+KINDS = (*["plain"] * 4, "flaky", "snoozing", "failing", "keyed", "keyed", "long", "retrying", "parent")
+FAULTS = (*["kill"] * 4, *["pause"] * 4, *["step"] * 3, "away", "trouble", "trouble", "stop", "hold")
+MOODS = (
+    Mood(KINDS, FAULTS),
+    Mood(KINDS, FAULTS),
+    Mood((*KINDS, *["long"] * 6), ("kill", "kill", "kill", "pause", "stop"), least=4, most=9, poisoned=0.4),
+    Mood((*KINDS, *["parent"] * 4, *["long"] * 4), ("pause", "pause", "pause", "kill"), least=3, most=7),
+    Mood((*KINDS, *["long"] * 6), ("step", "nudge", "nudge", "pause", "kill", "kill", "kill"), least=4, most=9),
+    Mood((*["keyed"] * 4, "plain", "long", "parent"), ("pause", "hold", "kill", "trouble"), people=0.5),
+    Mood(KINDS, ("trouble", "trouble", "away", "pause", "kill"), least=2),
+)
+VALUES = {
+    "kill": (0.0, 0.5, 3.0),  # back after so many seconds
+    "stop": (0.0, 0.5, 3.0),
+    "pause": (0.5, 1.8, 3.0, 4.0),
+    "step": (-3600.0, -3600.0, 3600.0, -5.0, 5.0),
+    "nudge": (-1.9, -1.9, -0.4, 0.4),
+    "away": (0.5, 3.0),
+    "trouble": (1.0, 4.0),
+    "hold": (0.5, 2.0),
+}
+
+
 def scenario(seed: int) -> Scenario:
     """Make up the scenario of a seed."""
     chance = random.Random(f"scenario {seed}")
-    kinds = ["plain"] * 4 + ["flaky", "snoozing", "failing", "keyed", "keyed", "long", "retrying", "parent"]
-    plans = []
-    for name in range(chance.randrange(4, 11)):
-        kind = chance.choice(kinds)
-        plans.append(
-            Plan(
-                name,
-                kind,
-                at=chance.uniform(0, 4),
-                takes=chance.choice((0.0, 0.1, 1.0)) if kind != "long" else chance.uniform(1.5, 4.0),
-                key=chance.choice(("a", "b")) if kind == "keyed" else None,
-                delay=chance.choice((0.0, 0.0, 0.0, 1.0)),
-                batch=chance.random() < 0.3,
-                cancel_at=chance.uniform(0, 6) if chance.random() < 0.1 else None,
-                lost=chance.random() < 0.1,
-            )
-        )
-    if chance.random() < 0.3:
-        plans.append(Plan(len(plans), "poison", at=chance.uniform(0, 3), takes=0.1))
-    wrong = ["kill"] * 4 + ["pause"] * 4 + ["step"] * 3 + ["away", "trouble", "trouble", "stop"]
-    workers = chance.randrange(2, 5)
-    faults = [_fault(chance, chance.choice(wrong), workers) for _ in range(chance.randrange(0, 7))]
+    mood = chance.choice(MOODS)
+    plans = [_plan(chance, name, mood) for name in range(chance.randrange(4, 11))]
+    if chance.random() < mood.poisoned:
+        plans.append(Plan(len(plans), "poison", at=chance.uniform(0, ENQUEUED_S), takes=0.1))
+    workers = chance.choice((4, 4, 4, 5, 6, 8))
+    faults: list[Fault] = []
+    for _ in range(chance.randrange(mood.least, mood.most)):
+        faults.append(_fault(chance, chance.choice(mood.faults), workers, faults))
     return Scenario(seed, workers, tuple(plans), tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
-def _fault(chance: random.Random, kind: str, workers: int) -> Fault:
-    values = {
-        "kill": (0.0, 0.5, 3.0),  # back after so many seconds
-        "stop": (0.0, 0.5, 3.0),
-        "pause": (0.5, 1.8, 4.0),
-        "step": (-3600.0, 3600.0, -5.0, 5.0, 0.3),
-        "away": (0.5, 3.0),
-        "trouble": (1.0, 4.0),
-    }
-    return Fault(kind, chance.uniform(0.2, FAULTY_S), chance.randrange(workers), chance.choice(values[kind]))
+def _plan(chance: random.Random, name: int, mood: Mood) -> Plan:
+    kind = chance.choice(mood.kinds)
+    keyed, somebody = kind == "keyed", chance.random() < mood.people
+    return Plan(
+        name,
+        kind,
+        # Those who want the same key come at the same moment, or soon after each other.
+        at=(at := float(chance.randrange(2)) if keyed else chance.uniform(0, ENQUEUED_S)),
+        takes=chance.choice((0.0, 0.1, 1.0)) if kind != "long" else chance.uniform(1.0, 4.0),
+        key=chance.choice(("a", "b")) if keyed else None,
+        delay=chance.choice((0.0, 0.0, 0.0, 1.0)),
+        expires=chance.choice((0.3, 1.5)) if chance.random() < 0.1 else None,
+        batch=chance.random() < 0.3,
+        cancel_at=at + chance.uniform(0, 2) if somebody else None,
+        retry_at=at + chance.uniform(0, 2) if somebody and chance.random() < 0.3 else None,
+        lost=chance.random() < 0.1,
+    )
+
+
+def _fault(chance: random.Random, kind: str, workers: int, before: Sequence[Fault]) -> Fault:
+    """Make up a fault; troubles like to come together."""
+    soon = before and chance.random() < 0.4
+    at = before[-1].at + chance.uniform(0, 0.6) if soon else chance.uniform(0.2, FAULTY_S)
+    return Fault(kind, at, chance.randrange(workers), chance.choice(VALUES[kind]))
 
 
 @dataclass
@@ -117,6 +164,7 @@ class Run:
     attempt: int
     process: str
     begun: float
+    alone: bool = False
     ended: float | None = None
     how: str | None = None
 
@@ -127,13 +175,52 @@ class Ledger:
 
     offered: dict[str, Plan] = field(default_factory=dict)
     acknowledged: dict[str, Plan] = field(default_factory=dict)
+    children: set[str] = field(default_factory=set)  # acknowledged to the handlers that enqueued them
+    added: set[str] = field(default_factory=set)  # by handlers
+    born: Counter[str] = field(default_factory=Counter)
     conflicts: int = 0
     runs: list[Run] = field(default_factory=list)
     told: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    extended: dict[int, float] = field(default_factory=dict)
+    # When a lease was given or extended last, by job and token: our time, the database's.
+    extended: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
+    claims: dict[int, float] = field(default_factory=dict)  # when they were committed, by token
     unjust: list[str] = field(default_factory=list)
     gone_at: dict[str, float] = field(default_factory=dict)
     mourned: Counter[str] = field(default_factory=Counter)
+
+
+@functools.cache
+def template() -> Duly:
+    """Define the tasks, once for all worlds: their handlers find their world by the way they go to the database."""
+    app = Duly("in-memory.db", lease=LEASE_S, poll="1s", grace="2s")
+    app._made_in = "__main__"  # no other process can import it: suspects run in the emptied worker
+
+    @app.task(max_attempts=ATTEMPTS, backoff=backoff.fixed("200ms"), on_dead="mourn")
+    async def work(ctx: Ctx, name: int) -> str:
+        return await _world(ctx).handle(ctx, name, _process(ctx))
+
+    @app.task(max_attempts=50)
+    async def mourn(ctx: Ctx, job_id: str) -> None:
+        await _process(ctx).gate.passing()
+        _world(ctx).ledger.mourned[job_id] += 1
+
+    @app.task(max_attempts=50)
+    async def child(ctx: Ctx) -> None:
+        await _process(ctx).gate.passing()
+        _world(ctx).ledger.born[ctx.job_id] += 1
+
+    assert app.settings.lease_ms == LEASE_S * 1000  # read here, and not by every copy
+    return app
+
+
+def _process(ctx: Ctx) -> Process:
+    process: Process = ctx._lease.driver.process  # type: ignore[union-attr]
+    return process
+
+
+def _world(ctx: Ctx) -> Simulation:
+    world: Simulation = _process(ctx).world
+    return world
 
 
 class Simulation:
@@ -181,12 +268,16 @@ class Simulation:
         for place in range(self.scenario.workers):
             self._start(place)
         producer = Gate(self.database, self.chance)
-        work = [self._enqueue(plan, producer) for plan in self.scenario.plans]
-        work += [self._cause(fault) for fault in self.scenario.faults]
-        await asyncio.gather(*work)
-        await asyncio.sleep(max(0.0, FAULTY_S / 2 - self.loop.now))
-        self._heal()
+        app = copied(template(), producer, self.ids)
+        faults = [self.loop.create_task(self._cause(fault, producer)) for fault in self.scenario.faults]
+        await asyncio.gather(*(self._enqueue(plan, app, producer) for plan in self.scenario.plans))
+        while not all(fault.done() for fault in faults) and self._live_jobs():
+            await asyncio.sleep(0.25)  # once nothing is left to do, nothing is left to go wrong
+        await self._heal(faults)
         await self._settled()
+
+    def _live_jobs(self) -> bool:
+        return self.database.conn.execute("select 1 from duly_job limit 1").fetchone() is not None
 
     def _start(self, place: int) -> None:
         self.started += 1
@@ -194,49 +285,52 @@ class Simulation:
             f"w{place}-{self.started}",
             self.database,
             self.chance,
-            self._define,
-            self.ledger.unjust.append,
+            template(),
+            self.ids,
+            self,
             concurrency=self.chance.choice((1, 3)),
         )
 
-    def _define(self, app: Duly, process: Process) -> None:
-        app._new_id = self.ids  # type: ignore[assignment]
+    def hear(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Note what a worker tells that was not killed."""
+        if name in ("job.succeeded", "job.dead", "job.cancelled"):
+            self.ledger.told[fields["job_id"]].append(name)
 
-        @app.task(max_attempts=ATTEMPTS, backoff=backoff.fixed("200ms"), on_dead="mourn")
-        async def work(ctx: Ctx, name: int) -> str:
-            return await self._handle(ctx, self._plan(name), process)
+    def broke(self, how: str) -> None:
+        """Note that a worker broke by itself, which none may."""
+        self.ledger.unjust.append(how)
 
-        @app.task(max_attempts=50)
-        async def mourn(job_id: str) -> None:
-            await process.gate.passing()
-            self.ledger.mourned[job_id] += 1
+    # What handlers do
 
-        @app.events.listen
-        def hear(name: str, fields: Mapping[str, Any]) -> None:
-            if name in ("job.succeeded", "job.dead", "job.cancelled") and not process.gate.killed:
-                self.ledger.told[fields["job_id"]].append(name)
-
-    def _plan(self, name: int) -> Plan:
-        return next(plan for plan in self.scenario.plans if plan.name == name)
-
-    async def _handle(self, ctx: Ctx, plan: Plan, process: Process) -> str:
-        run = Run(ctx.job_id, ctx._lease.held.token, ctx.attempt, process.name, self.loop.now)  # type: ignore[union-attr]
+    async def handle(self, ctx: Ctx, name: int, process: Process) -> str:
+        """Do what is planned for a job."""
+        plan, job = self._plan(name), ctx._lease.job  # type: ignore[union-attr]
+        run = Run(ctx.job_id, job.token, ctx.attempt, process.name, self.loop.now, alone=job.suspect)
+        self._see_neighbours(run)
         self.ledger.runs.append(run)
         try:
             await process.gate.passing(plan.takes)
-            self._behave(ctx, plan, process)
+            await self._behave(ctx, plan, process)
             if process.gate.killed:
                 raise asyncio.CancelledError("killed")
             run.how = "returned"
             return f"{run.token}"
         except BaseException as error:
-            run.how = run.how or type(error).__name__
+            run.how = "killed" if process.gate.killed else type(error).__name__
             raise
         finally:
-            if not process.gate.killed:
-                run.ended = self.loop.now
+            run.ended = self.loop.now
 
-    def _behave(self, ctx: Ctx, plan: Plan, process: Process) -> None:
+    def _see_neighbours(self, run: Run) -> None:
+        """See that a suspect runs alone in its process."""
+        for other in self.ledger.runs:
+            if other.process == run.process and other.how is None and (run.alone or other.alone):
+                self.ledger.unjust.append(f"a suspect beside another: {run} and {other}")
+
+    def _plan(self, name: int) -> Plan:
+        return next(plan for plan in self.scenario.plans if plan.name == name)
+
+    async def _behave(self, ctx: Ctx, plan: Plan, process: Process) -> None:
         match plan.kind:
             case "flaky" if self.chance.random() < 0.5:
                 raise ValueError("flaky")
@@ -246,6 +340,12 @@ class Simulation:
                 raise Retry("not yet", after="300ms")
             case "snoozing" if self.chance.random() < 0.5:
                 raise Snooze("200ms")
+            case "long":
+                await ctx.progress(50.0)
+            case "parent":
+                job = await process.app.tasks["child"].aenqueue()
+                if not process.gate.killed:
+                    self.ledger.children.add(job.id)
             case "poison":
                 process.kill()
                 self.loop.call_later(0.5, self._replace, process)
@@ -257,19 +357,9 @@ class Simulation:
 
     # What happens
 
-    async def _enqueue(self, plan: Plan, gate: Gate) -> None:
+    async def _enqueue(self, plan: Plan, app: Duly, gate: Gate) -> None:
         await asyncio.sleep(plan.at)
-        app = Duly("in-memory.db", lease="1500ms")
-        app.__dict__["driver"] = gate
-        app._new_id = self.ids  # type: ignore[assignment]
-        self._define(app, Process.__new__(Process))
-        task = app.tasks["work"]
-        terms = replace_terms(task.using(delay=plan.delay)._terms(), batch_id=self.batch if plan.batch else None)
-        new = task._new_job((plan.name,), {})
-        if plan.key is not None:
-            new = _with(new, key=plan.key, payload=json.dumps({"name": self._first_of(plan.key)}))
-        op = ops.enqueue(terms, [new])
-        self.ledger.offered[new.id] = plan
+        op, new_id = self._offer(plan, app)
         if plan.lost:
             await _surely(gate, op)
             await asyncio.sleep(1.0)
@@ -278,21 +368,41 @@ class Simulation:
         if answer[0].conflict:
             self.ledger.conflicts += 1
         elif not answer[0].deduplicated:
-            self.ledger.acknowledged[answer[0].id] = plan
-        if answer[0].deduplicated and plan.batch:
+            self.ledger.acknowledged[new_id] = plan
+        if plan.batch and not self._is_known(new_id):  # another has the key: it never came to be
             self.database.conn.execute("update duly_batch set open = open - 1")
-        if plan.cancel_at is not None:
-            await asyncio.sleep(max(0.0, plan.cancel_at - self.loop.now))
-            states = await _surely(gate, ops.cancel([answer[0].id], by="a person"))
-            if states.get(answer[0].id) == "cancelled":
-                self.ledger.gone_at[answer[0].id] = self.loop.now
+        await self._interfere(plan, answer[0].id, gate)
+
+    def _is_known(self, job: str) -> bool:
+        sql = "select 1 from duly_job where id = :id union all select 1 from duly_done where id = :id"
+        return self.database.conn.execute(sql, {"id": job}).fetchone() is not None
+
+    def _offer(self, plan: Plan, app: Duly) -> tuple[Op[Any], str]:
+        """Make the operation that enqueues a job, as a task does, with what tasks do not do yet."""
+        task = app.tasks["work"].using(delay=plan.delay, expires=plan.expires)
+        new = task._new_job((plan.name,), {})
+        if plan.key is not None:
+            new = _with(new, key=plan.key, payload=json.dumps({"name": self._first_of(plan.key)}))
+        self.ledger.offered[new.id] = plan
+        return ops.enqueue(_with(task._terms(), batch_id=self.batch if plan.batch else None), [new]), new.id
 
     def _first_of(self, key: str) -> int:
         return next(plan.name for plan in self.scenario.plans if plan.key == key)
 
-    async def _cause(self, fault: Fault) -> None:
+    async def _interfere(self, plan: Plan, job: str, gate: Gate) -> None:
+        """Do what a person does with a job."""
+        if plan.retry_at is not None:
+            await asyncio.sleep(max(0.0, plan.retry_at - self.loop.now))
+            await _surely(gate, ops.retry([job], by="a person"))
+        if plan.cancel_at is not None:
+            await asyncio.sleep(max(0.0, plan.cancel_at - self.loop.now))
+            states = await _surely(gate, ops.cancel([job], by="a person"))
+            if states.get(job) == "cancelled":
+                self.ledger.gone_at[job] = self.loop.now
+
+    async def _cause(self, fault: Fault, gate: Gate) -> None:
         await asyncio.sleep(fault.at)
-        process = self.processes[fault.target]
+        process = self._target(fault)
         match fault.kind:
             case "kill":
                 process.kill()
@@ -302,7 +412,7 @@ class Simulation:
                 self.loop.call_later(fault.value, self._replace, process)
             case "pause":
                 process.pause(fault.value)
-            case "step":
+            case "step" | "nudge":
                 self.latest = max(self.latest, self.database.now)
                 self.database.clock_offset_ms += round(fault.value * 1000)
                 self.furthest_ms = max(self.furthest_ms, self.database.clock_offset_ms)
@@ -311,8 +421,23 @@ class Simulation:
             case "trouble":
                 self.database.trouble = 0.1
                 self.loop.call_later(fault.value, setattr, self.database, "trouble", 0.0)
+            case "hold":
+                await _surely(gate, ops.pause("queue", "default", by="a person", why="to see"))
+                await asyncio.sleep(fault.value)
+                await _surely(gate, ops.resume("queue", "default", by="a person", why="seen"))
 
-    def _heal(self) -> None:
+    def _target(self, fault: Fault) -> Process:
+        """Choose whom a fault hits: mostly one that has something to lose."""
+        there = list(self.processes.values())
+        busy = [process for process in there if process.worker.leases() and not process.gate.killed]
+        hit = busy if busy and fault.target else there
+        return hit[fault.target % len(hit)]
+
+    async def _heal(self, faults: list[asyncio.Task[None]]) -> None:
+        for fault in faults:
+            fault.cancel()
+        await asyncio.gather(*faults, return_exceptions=True)
+        self.database.conn.execute("delete from duly_queue")
         self.database.trouble = 0.0
         for place, process in list(self.processes.items()):
             if process.gate.killed or process.task.done() or process.worker.stopping:
@@ -320,41 +445,78 @@ class Simulation:
 
     async def _settled(self) -> None:
         """Wait until nothing is left that could happen now; then have the time come for what a wrong clock put off."""
-        await self._empty("select 1 from duly_job where state <> 'scheduled' or due_at <= ?", HEALED_S)
-        self.database.clock_offset_ms = self.furthest_ms
-        await self._empty("select 1 from duly_job where ? > 0", HEALED_S)
+        if await self._empty("select 1 from duly_job where state <> 'scheduled' or due_at <= ?"):
+            self.database.clock_offset_ms = self.furthest_ms
+            await self._empty("select 1 from duly_job where ? > 0")
 
-    async def _empty(self, sql: str, seconds: float) -> None:
-        until = self.loop.now + seconds
-        while self.loop.now < until and self.database.conn.execute(f"{sql} limit 1", [self.database.now]).fetchone():
+    async def _empty(self, sql: str) -> bool:
+        until = self.loop.now + HEALED_S
+        while self.loop.now < until:
+            if not self.database.conn.execute(f"{sql} limit 1", [self.database.now]).fetchone():
+                return True
             await asyncio.sleep(0.5)
-        self.ledger.unjust += [
-            f"stuck by the clock: {row}"
-            for row in self.database.conn.execute(
-                "select id, state, lease_until from duly_job where state in ('running', 'ready', 'waiting')"
-            )
-        ]
+        sql = "select id, state, lease_until from duly_job where state in ('running', 'ready', 'waiting')"
+        self.ledger.unjust += [f"stuck by the clock: {row}" for row in self.database.conn.execute(sql)]
+        return False
 
-    def _watch(self, op: Op[Any]) -> None:
-        """Look at what is committed: a lease that was just extended must not be taken."""
-        now = self.loop.now
-        if op.name == "extend":
-            for held in json.loads(op.params["held"]):
-                self.ledger.extended[held["token"]] = now
-        elif op.name == "claim":
-            # What was due once may be run, whatever the clock says since.
-            latest = self.latest = max(self.latest, self.database.now)
-            taken = self.database.conn.execute("select id, due_at from duly_job where token = ?", [op.params["token"]])
-            self.ledger.unjust += [f"claimed {due - latest} ms early: {job}" for job, due in taken if due > latest]
-        elif op.name == "rescue":
-            for seen in json.loads(op.params["seen"]):
-                taken = self.database.conn.execute(
-                    "select 1 from duly_attempt where job_id = ? and outcome = 'crashed' and at = ?",
-                    [seen["id"], self.database.now],
-                ).fetchone()
-                since = now - self.ledger.extended.get(seen["token"], -1e9)
-                if taken and since < PATIENCE_S - 0.05:
-                    self.ledger.unjust.append(f"{seen['id']} taken {since:.2f} s after its lease was extended")
+    # What is committed
+
+    def _watch(self, op: Op[Any], rows: Rows) -> None:
+        match op.name:
+            case "extend":
+                for held in json.loads(op.params["held"]):
+                    self._extended(held["id"], held["token"])
+            case "claim" if rows:
+                self._watch_claim(op.params["token"])
+            case "rescue":
+                for job, _ in rows:
+                    self._watch_rescue(job)
+            case "enqueue" if op.params["parent_token"] is not None:
+                self._watch_birth(op.params)
+
+    def _extended(self, job: str, token: int) -> None:
+        self.ledger.extended[job, token] = self.loop.now, self.database.now
+
+    def _watch_claim(self, token: int) -> None:
+        """See that what is taken may be taken."""
+        latest = self.latest = max(self.latest, self.database.now)
+        if token in self.ledger.claims:
+            return  # asked again
+        sql = "select id, due_at, expires_at, attempt from duly_job where token = ?"
+        taken = self.database.conn.execute(sql, [token]).fetchall()
+        self.ledger.claims[token] = self.loop.now
+        if self.database.conn.execute("select 1 from duly_queue where paused_at is not null").fetchone():
+            self.ledger.unjust.append(f"claimed while the queue is paused: {taken}")
+        for job, due, expires, attempt in taken:
+            self._extended(job, token)
+            if due > latest:  # what was due once may be run, whatever the clock says since
+                self.ledger.unjust.append(f"claimed {due - latest} ms early: {job}")
+            if expires is not None and expires <= self.database.now and attempt <= 1:
+                self.ledger.unjust.append(f"claimed after it has expired: {job}")
+
+    def _watch_rescue(self, job: str) -> None:
+        """See that no lease is taken that stands, or was extended a moment ago."""
+        sql = "select last_token from duly_job where id = :id union all select token from duly_done where id = :id"
+        [token] = self.database.conn.execute(sql, {"id": job}).fetchone()
+        # The negated token is the lease that was taken; once it is told, a repetition may name it again.
+        extended = self.ledger.extended.pop((job, -token), None)
+        if extended is None:
+            return
+        since_s, since_ms = self.loop.now - extended[0], self.database.now - extended[1]
+        if since_s < PATIENCE_S - 0.05:
+            self.ledger.unjust.append(f"{job} taken {since_s:.2f} s after its lease was extended")
+        if -MARGIN_MS <= since_ms < LEASE_S * 1000:
+            self.ledger.unjust.append(f"{job} taken {since_ms} ms of the clock after its lease was extended")
+
+    def _watch_birth(self, params: Mapping[str, Any]) -> None:
+        """See that a handler adds jobs only while it holds its own."""
+        holds = "select 1 from duly_job where id = ? and token = ? and state = 'running'"
+        held = self.database.conn.execute(holds, [params["parent_id"], params["parent_token"]]).fetchone()
+        for job in json.loads(params["jobs"]):
+            if self.database.conn.execute("select 1 from duly_job where id = ?", [job["id"]]).fetchone():
+                if not held and job["id"] not in self.ledger.added:
+                    self.ledger.unjust.append(f"{job['id']} was added by a handler that has lost its lease")
+                self.ledger.added.add(job["id"])
 
     # The verdict
 
@@ -373,18 +535,21 @@ class Simulation:
         for job, row in done.items():
             if row[1] == "work" and job in self.ledger.offered:
                 wrong += self._judge_one(job, row)
+        wrong += self._judge_children(done)
+        if self.database.asked > MOST_ASKED * self.loop.now * self.scenario.workers:
+            wrong.append(f"asked the database {self.database.asked} times in {self.loop.now:.0f} s")
         return wrong + self._judge_keys(done) + self._judge_batch(done)
 
     def _judge_one(self, job: str, row: Any) -> list[str]:
-        _, _, state, _, most, crashes, result, token, reason, _ = row
+        _, _, state, attempt, most, crashes, result, token, reason, _ = row
         plan, runs = self.ledger.offered[job], [run for run in self.ledger.runs if run.job == job]
         wrong = []
         told = Counter(self.ledger.told[job])
         if sum(told.values()) > 1:
             wrong.append(f"ended {dict(told)}: {job} {plan}")
-        burnt = [run for run in runs if run.how not in ("Snooze", "CancelledError", "LeaseLost", "Stopping")]
-        if len(burnt) > most:
-            wrong.append(f"ran {len(burnt)} times of {most}: {job} {plan}")
+        burnt = [run for run in runs if run.how not in ("Snooze", "Cancel", "CancelledError", "LeaseLost", "Stopping")]
+        if len(burnt) > attempt or attempt > most:
+            wrong.append(f"ran {len(burnt)} times, of which {attempt} are counted, of {most}: {job} {plan}")
         if state == "succeeded":
             if result is None or json.loads(result) != str(token):
                 wrong.append(f"result of another attempt: {job} has {result} under token {token}")
@@ -402,9 +567,18 @@ class Simulation:
             wrong.append(f"cannot have succeeded: {job} {plan}")
         if bool(self.ledger.mourned[job]) != (state == "dead"):  # it may run twice, but for the dead and for them only
             wrong.append(f"mourned {self.ledger.mourned[job]} times, {state}: {job}")
-        if (gone := self.ledger.gone_at.get(job)) is not None and any(run.begun > gone + 0.01 for run in runs):
-            wrong.append(f"ran after it was cancelled: {job}")
+        # One that was claimed before may begin late: its worker has not heard yet that it lost the lease.
+        if (gone := self.ledger.gone_at.get(job)) is not None and any(
+            self.ledger.claims[run.token] > gone for run in runs
+        ):
+            wrong.append(f"claimed after it was cancelled: {job}")
         return wrong
+
+    def _judge_children(self, done: Mapping[str, Any]) -> list[str]:
+        ledger, there = self.ledger, [job for job, row in done.items() if row[1] == "child"]
+        wrong = [f"child lost: {job}" for job in ledger.children if job not in done]
+        wrong += [f"unexpected child: {job}" for job in there if job not in ledger.added]
+        return wrong + [f"child not run: {job}" for job in there if not ledger.born[job]]
 
     def _judge_keys(self, done: Mapping[str, Any]) -> list[str]:
         wrong = []
@@ -428,18 +602,19 @@ class Simulation:
         return [] if row == expected else [f"batch counts {row}, rows say {expected}"]
 
     def _end(self) -> None:
+        self.loop.turns = 0
         for process in self.processes.values():
             process.gate.killed = True
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
         if tasks:
-            self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
+            with contextlib.suppress(Stuck):
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
         for task in asyncio.all_tasks(self.loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self.loop.close()
         asyncio.set_event_loop(None)
-        self.database.conn.close()
 
 
 async def _surely(gate: Gate, op: Op[Any]) -> Any:
@@ -451,11 +626,8 @@ async def _surely(gate: Gate, op: Op[Any]) -> Any:
             await asyncio.sleep(0.2)
 
 
-def replace_terms(terms: Any, **changes: Any) -> Any:
-    return type(terms)(**{name: getattr(terms, name) for name in terms.__struct_fields__} | changes)
-
-
-_with = replace_terms
+def _with(struct: Any, **changes: Any) -> Any:
+    return msgspec.structs.replace(struct, **changes)
 
 
 def judge(seed: int) -> list[str]:
@@ -464,37 +636,53 @@ def judge(seed: int) -> list[str]:
 
 
 def shortened(failing: Scenario) -> Scenario:
-    """Leave out jobs and faults for as long as it still fails."""
-    shorter = True
-    while shorter:
-        shorter = False
+    """Leave out jobs, faults and workers for as long as it still fails."""
+    before = None
+    while failing != before:
+        before = failing
         for part in ("faults", "plans"):
-            items = getattr(failing, part)
-            for place in range(len(items)):
-                without = replace(failing, **{part: items[:place] + items[place + 1 :]})
-                if Simulation(without).run():
-                    failing, shorter = without, True
-                    break
+            for item in getattr(failing, part):
+                left = tuple(one for one in getattr(failing, part) if one is not item)
+                failing = _if_it_fails(replace(failing, **{part: left}), failing)
+        if failing.workers > 1:
+            failing = _if_it_fails(replace(failing, workers=failing.workers - 1), failing)
     return failing
 
 
-def main() -> None:
-    """Run the worlds of some seeds: `python -m tests.proof.simulation FIRST LAST [--shorten]`."""
+def _if_it_fails(tried: Scenario, otherwise: Scenario) -> Scenario:
+    return tried if Simulation(tried).run() else otherwise
+
+
+def main() -> int:
+    """Run the worlds of some seeds: `python -m tests.proof.simulation FIRST [LAST] [--shorten] [--plant BUG]`."""
+    from tests.proof.planted import PLANTED
+
     parser = argparse.ArgumentParser(prog="python -m tests.proof.simulation", description=main.__doc__)
     parser.add_argument("first", type=int)
-    parser.add_argument("last", type=int)
+    parser.add_argument("last", type=int, nargs="?", help="not run any more; default: only the first")
     parser.add_argument("--shorten", action="store_true", help="leave out what a failing world does not need")
+    parser.add_argument("--plant", action="append", default=[], choices=PLANTED, metavar="BUG", help="a known bug")
     given = parser.parse_args()
-    began, bad = time.perf_counter(), 0
-    for seed in range(given.first, given.last):
-        if wrong := judge(seed):
-            bad += 1
-            print(seed, *wrong[:3], sep="\n  ")
-            if given.shorten:
-                print(shortened(scenario(seed)))
-    each_ms = (time.perf_counter() - began) / max(given.last - given.first, 1) * 1000
-    print(f"{given.last - given.first} seeds, {bad} bad, {each_ms:.0f} ms a seed")
+    seeds = range(given.first, given.first + 1 if given.last is None else given.last)
+    began = time.perf_counter()
+    with broken(*given.plant):
+        bad = sum(_tell(seed, shorten=given.shorten) for seed in seeds)
+    each_ms = (time.perf_counter() - began) / max(len(seeds), 1) * 1000
+    print(f"{len(seeds)} seeds, {bad} bad, {each_ms:.0f} ms a seed")
+    return 1 if bad else 0
+
+
+def _tell(seed: int, *, shorten: bool) -> bool:
+    """Say what is wrong in the world of a seed, and in which shorter one it still is."""
+    wrong = judge(seed)
+    if wrong:
+        print(seed, *wrong[:5], sep="\n  ")
+    if wrong and shorten:
+        shorter = shortened(scenario(seed))
+        parts = [*shorter.plans, *shorter.faults, *Simulation(shorter).run()[:5]]
+        print(f"  shorter, with {shorter.workers} workers:", *parts, sep="\n    ", flush=True)
+    return bool(wrong)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,10 +9,14 @@ that fails can be repeated, and made shorter.
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
+import heapq
+import math
 import random
 import selectors
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +24,17 @@ from duly import heart, keys
 from duly import worker as workers
 from duly.app import Duly
 from duly.errors import AnswerLost, StoreUnavailable
+from duly.events import Events
+from duly.keys import Ids
 from duly.store import migrate, sqlite, statements
 from duly.store.driver import Driver
 from duly.store.ops import Op, Rows
+from duly.tasks import Task
 
 BEGINNING_MS = 1_800_000_000_000
+# What idle workers ask again and again; the rest is met by trouble more often, because it comes so much less often.
+OFTEN = {"claim", "expirable", "expired_leases", "next_due", "park", "promote", "register", "wake"}
+MOST_TURNS = 20_000  # at one moment: who takes more has nothing to wait for, and does not end
 
 
 class Stuck(Exception):
@@ -32,10 +42,7 @@ class Stuck(Exception):
 
 
 class _Nothing(selectors.BaseSelector):
-    """Waits for no file; instead of waiting for time, has it pass."""
-
-    def __init__(self) -> None:
-        self.passes: Callable[[float], None] = lambda seconds: None
+    """Waits for no file: nothing comes from outside."""
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         return selectors.SelectorKey(fileobj, 0, events, data)
@@ -47,26 +54,61 @@ class _Nothing(selectors.BaseSelector):
         return {}
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise Stuck("nothing is left that could happen")
-        self.passes(timeout)
         return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only when nothing else is to do."""
+    """An event loop whose time passes only when nothing else is to do.
+
+    Its turns and timers are its own, because asyncio's take half of the time of a world.
+    """
 
     def __init__(self) -> None:
-        selector = _Nothing()
-        super().__init__(selector)
+        super().__init__(_Nothing())
         self.now = 0.0
-        selector.passes = self._pass
-
-    def _pass(self, seconds: float) -> None:
-        self.now += seconds
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._set = 0  # timers for the same moment go in the order in which they were set
+        self.turns = 0
 
     def time(self) -> float:
         return self.now
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        self._set += 1
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, self._set, timer))
+        return timer
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass, at less cost than asyncio does."""
+        over: asyncio.Future[None] = self.create_future()
+        self.call_at(self.now + seconds, _end, over)
+        await over
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Leave it where it is: nothing happens when its time comes."""
+
+    def _run_once(self) -> None:
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not ready:
+            if not timers:
+                raise Stuck("nothing is left that could happen")
+            self.turns = 0 if timers[0][0] > self.now else self.turns
+            self.now = max(self.now, timers[0][0])
+        self.turns += 1
+        if self.turns > MOST_TURNS:
+            raise Stuck("somebody turns in circles, and no time passes")
+        while timers and timers[0][0] <= self.now:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
 
     def _make_self_pipe(self) -> None:
         self._ssock = self._csock = SimpleNamespace(close=lambda: None, fileno=lambda: -1)
@@ -79,36 +121,52 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.call_soon(callback, *args, context=context)
 
 
-def empty_database() -> bytes:
-    """Make the bytes of a database with our tables."""
-    conn = sqlite3.connect(":memory:")
-    for step in migrate.pending("sqlite", {}):
-        for statement in step.statements:
-            conn.execute(statement)
-    conn.commit()
-    image = conn.serialize()
-    conn.close()
-    return image
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
-_EMPTY: list[bytes] = []
+class _Tables:
+    """One database in memory that a world after the other uses, because to prepare its statements takes long."""
+
+    def __init__(self) -> None:
+        self.chance = random.Random()
+        self.conn = sqlite3.connect(":memory:", isolation_level=None, cached_statements=512)
+        # What the database makes up by itself follows from the seed too.
+        self.conn.create_function("randomblob", 1, lambda size: self.chance.randbytes(size))
+        self.conn.create_function("random", 0, lambda: self.chance.randrange(-(2**62), 2**62))
+        for step in migrate.pending("sqlite", {}):
+            for statement in step.statements:
+                self.conn.execute(statement)
+        named = self.conn.execute("select name from sqlite_master where type = 'table' and name <> 'duly_meta'")
+        self._names = [name for (name,) in named.fetchall()]
+
+    def emptied(self, chance: random.Random) -> sqlite3.Connection:
+        """Give the database with nothing in it."""
+        if self.conn.in_transaction:
+            self.conn.execute("rollback")
+        for name in self._names:
+            self.conn.execute(f"delete from {name}")
+        self.chance = chance
+        return self.conn
+
+
+_tables = functools.cache(_Tables)
 
 
 class Database:
     """The one database of a world, its clock and its troubles."""
 
     def __init__(self, loop: VirtualLoop, chance: random.Random) -> None:
-        if not _EMPTY:
-            _EMPTY.append(empty_database())
         self.loop = loop
         self.chance = chance
-        self.conn = sqlite3.connect(":memory:", isolation_level=None, cached_statements=512)
-        self.conn.deserialize(_EMPTY[0])
-        self.conn.execute("pragma journal_mode = memory")
+        self.conn = _tables().emptied(chance)
         self.clock_offset_ms = 0
         self.away_until = 0.0
-        self.trouble = 0.0  # how likely an operation meets a fault
-        self.after: Callable[[Op[Any]], None] = lambda op: None
+        self.trouble = 0.0  # how likely one of the operations that come often meets a fault
+        self.asked = 0
+        self.after: Callable[[Op[Any], Rows], None] = lambda op, rows: None
+        self._spelled: dict[tuple[str, ...], list[str]] = {}
 
     @property
     def now(self) -> int:
@@ -117,25 +175,29 @@ class Database:
 
     def execute(self, op: Op[Any]) -> Rows:
         """Run an operation and commit it as one, or fail in one of the ways in which that fails."""
+        self.asked += 1
         if self.loop.now < self.away_until:
             raise StoreUnavailable("the database is away")
         fault = self.chance.random() if self.trouble else 1.0
-        rows = self._run(op, breaks=fault < self.trouble / 2)
-        if self.trouble / 2 <= fault < self.trouble:
+        likely = self.trouble if op.name in OFTEN else 3 * self.trouble
+        rows = self._run(op, breaks=fault < likely / 2)
+        if likely / 2 <= fault < likely:
             raise AnswerLost("committed, and nobody heard of it")
         return rows
 
     def _run(self, op: Op[Any], *, breaks: bool) -> Rows:
         params = {**op.params, "now": op.params.get("now") or self.now}
-        work = [one for section in op.sections for one in statements.spell("sqlite", section, "named")]
+        work = self._spelled.get(op.sections) or self._spell(op.sections)
         last = self.chance.randrange(len(work) + 1) if breaks else None
+        whole = len(work) == 1 and not breaks  # a statement alone begins and commits by itself
         rows: list[Any] = []
-        self.conn.execute("begin")
         try:
+            if not whole:
+                self.conn.execute("begin")
             for number, statement in enumerate(work):
                 if number == last:
                     raise StoreUnavailable(f"the connection broke before statement {number}")
-                rows += self.conn.execute(statement.sql, params).fetchall()
+                rows += self.conn.execute(statement, params).fetchall()
             if last is not None:
                 raise AnswerLost("the connection broke at the commit, which did not happen")
         except sqlite3.Error as error:
@@ -144,9 +206,14 @@ class Database:
         except BaseException:
             self._roll_back()
             raise
-        self.conn.execute("commit")
-        self.after(op)
+        if not whole:
+            self.conn.execute("commit")
+        self.after(op, rows)
         return rows
+
+    def _spell(self, sections: tuple[str, ...]) -> list[str]:
+        spelled = [one.sql for section in sections for one in statements.spell("sqlite", section, "named")]
+        return self._spelled.setdefault(sections, spelled)
 
     def _roll_back(self) -> None:
         if self.conn.in_transaction:
@@ -160,6 +227,7 @@ class Gate(Driver):
         super().__init__(pauses=(0.0, 0.0, 0.0))
         self._database = database
         self._chance = chance
+        self.process: Process | None = None
         self.killed = False
         self.paused_until = 0.0
 
@@ -187,15 +255,17 @@ class Gate(Driver):
 
     async def passing(self, seconds: float | None = None) -> None:
         """Let time pass for this process, longer if it is paused; who is killed goes no further."""
-        await asyncio.sleep(self._latency() if seconds is None else seconds)
-        while self._database.loop.now < self.paused_until and not self.killed:
-            await asyncio.sleep(self.paused_until - self._database.loop.now)
+        loop = self._database.loop
+        await loop.sleep(self._latency() if seconds is None else seconds)
+        while loop.now < self.paused_until and not self.killed:
+            await loop.sleep(self.paused_until - loop.now)
         if self.killed:
             raise asyncio.CancelledError("killed")
 
     def _latency(self) -> float:
         """Say how long a message takes: mostly two milliseconds, now and then long enough for others to overtake."""
-        return self._chance.uniform(0.2, 2.0) if self._chance.random() < 0.01 else self._chance.expovariate(500)
+        chance = self._chance.random()
+        return 0.2 + 90 * chance if chance < 0.02 else -0.002 * math.log(chance)
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -209,6 +279,16 @@ class Gate(Driver):
         raise NotImplementedError
 
 
+def copied(template: Duly, gate: Gate, ids: Ids) -> Duly:
+    """Make the app of one more process: to define its tasks anew for each would take longer than their jobs do."""
+    app = copy.copy(template)
+    app.events = Events()
+    app.tasks = {name: Task(app, task.definition) for name, task in template.tasks.items()}
+    app._new_id = ids
+    app.__dict__["driver"] = gate
+    return app
+
+
 class Process:
     """One worker process: an app of its own, a gate, and the real worker."""
 
@@ -217,31 +297,34 @@ class Process:
         name: str,
         database: Database,
         chance: random.Random,
-        define: Callable[[Duly, Process], None],
-        on_break: Callable[[str], None],
+        template: Duly,
+        ids: Ids,
+        world: Any,
         **options: Any,
     ) -> None:
         self.name = name
-        self.on_break = on_break
+        self.world = world
         self.gate = Gate(database, chance)
+        self.gate.process = self
         self.loop = database.loop
-        self._chance = chance
-        self.app = Duly("in-memory.db", lease="1500ms", poll="1s")
-        self.app.__dict__["driver"] = self.gate
-        self.app._made_in = "__main__"  # no other process can import it: suspects run in the emptied worker
-        define(self.app, self)
+        self.app = copied(template, self.gate, ids)
+        self.app.events.listen(self._hear)
         self.worker = workers.Worker(
             self.app, signals=False, spawn=self._spawn, clock=self.loop.time, chance=chance.random, **options
         )
         self.worker.id = name
         self.task = self.loop.create_task(self._run())
 
+    def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
+        if not self.gate.killed:
+            self.world.hear(name, fields)
+
     async def _run(self) -> None:
         try:
             await self.worker.run()
         except Exception as error:
             if not self.gate.killed:
-                self.on_break(f"{self.name} broke: {type(error).__name__}: {error}")
+                self.world.broke(f"{self.name} broke: {type(error).__name__}: {error}")
 
     def kill(self) -> None:
         """End the process as SIGKILL does: nothing of it reaches the database any more."""
@@ -265,6 +348,7 @@ class Process:
         while not self.gate.killed:
             beating._ask_loop()
             await self.gate.passing(beating._pause())
+            await self.gate.passing()  # on its way to the database
             beating._beat_whatever_happens()
 
 

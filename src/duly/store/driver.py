@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused
+from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused, StoreUnavailable
 from duly.store.ops import Op, Rows
 
 T = TypeVar("T")
@@ -215,30 +215,41 @@ class Driver(ABC):
             self._watches = tuple(other for other in self._watches if other is not watch)
 
     def _rows(self, op: Op[Any]) -> Rows:
-        for pause in self._pauses:
+        lost: AnswerLost | None = None
+        for pause in (*self._pauses, None):
             try:
                 return self.execute(op)
-            except AnswerLost as lost:
-                op = repeated(op, lost)
+            except AnswerLost as error:
+                lost, op = error, repeated(op, error)
+            except StoreUnavailable:
+                if lost is None:
+                    raise
+                break
+            if pause is not None:
                 time.sleep(pause * (0.5 + random.random()))  # noqa: S311
-        try:
-            return self.execute(op)
-        except AnswerLost as lost:
-            lost.again = repeated(op, lost)
-            raise
+        raise _unknown(op, lost)
 
     async def _arows(self, op: Op[Any]) -> Rows:
-        for pause in self._pauses:
+        lost: AnswerLost | None = None
+        for pause in (*self._pauses, None):
             try:
                 return await self.aexecute(op)
-            except AnswerLost as lost:
-                op = repeated(op, lost)
+            except AnswerLost as error:
+                lost, op = error, repeated(op, error)
+            except StoreUnavailable:
+                if lost is None:
+                    raise
+                break
+            if pause is not None:
                 await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
-        try:
-            return await self.aexecute(op)
-        except AnswerLost as lost:
-            lost.again = repeated(op, lost)
-            raise
+        raise _unknown(op, lost)
+
+
+def _unknown(again: Op[Any], lost: AnswerLost | None) -> AnswerLost:
+    """Say that it may have been written, also where the repetition wrote nothing for sure."""
+    assert lost is not None
+    lost.again = again
+    return lost
 
 
 def repeated(op: Op[T], lost: AnswerLost) -> Op[T]:

@@ -107,6 +107,24 @@ class Held(NamedTuple):
     token: int
 
 
+class Mark(NamedTuple):
+    """A place in the order in which a queue is claimed, within one priority."""
+
+    priority: int
+    due_at: int
+    id: str
+
+
+class Head(NamedTuple):
+    """Where the first job stands that a claim would take, and how long the database took to come to it.
+
+    None: the database has no long ways to go.
+    """
+
+    mark: Mark | None
+    took_ms: float | None
+
+
 class Replay(NamedTuple):
     """One dead job to run again under a new id, as it was or with another key or payload.
 
@@ -263,11 +281,13 @@ def claim(
     worker: str,
     tasks: Iterable[str] | None = None,
     alone: bool = False,
+    marks: Iterable[Mark] = (),
     now: int | None = None,
 ) -> Op[list[Claimed]]:
     """Lease up to `limit` due jobs of `queue`, best first; the same token asked again gets the same jobs.
 
-    `tasks` are those the worker knows. `alone` takes suspects, which nothing else does.
+    `tasks` are those the worker knows. `alone` takes suspects, which nothing else does. `marks` spare the database the
+    way over what is gone: in the priority of each, nothing that stands before it is looked for, and no suspects.
     """
     if not 1 <= token < 2**53:
         raise ConfigError(
@@ -275,7 +295,7 @@ def claim(
         )
     if limit < 0:
         raise ConfigError(f"a claim takes 0 or more jobs, not {limit}")
-    params = {
+    params: dict[str, Any] = {
         "queue": queue,
         "limit": limit,
         "token": token,
@@ -284,8 +304,41 @@ def claim(
         "alone": alone,
         "now": now,
     }
-    again = Op("claim", ("await_claim", "claim"), params, _claimed)
-    return Op("claim", ("claim",), params, _claimed, again=again)
+    section = "claim"
+    if parts := _parts(queue, marks):
+        section, params = "claim_marked", {**params, "parts": _text(parts)}
+        del params["alone"]
+    again = Op("claim", ("await_claim", section), params, _claimed)
+    return Op("claim", (section,), params, _claimed, again=again)
+
+
+def _parts(queue: str, marks: Iterable[Mark]) -> list[dict[str, Any]]:
+    """Cut the order of a queue, best first: from each mark to the end of its priority, and all that lies between."""
+    parts, top = [], _INT
+    for mark in sorted(marks, reverse=True):
+        if top > mark.priority:
+            parts.append(_part(queue, top, mark.priority + 1))
+        parts.append(_part(queue, mark.priority, mark.priority, mark.due_at, mark.id))
+        top = mark.priority - 1
+    if parts and top >= _LEAST["priority"]:
+        parts.append(_part(queue, top, _LEAST["priority"]))
+    return parts
+
+
+def _part(queue: str, top: int, bottom: int, due_at: int = 0, id_: str = FIRST_ID) -> dict[str, Any]:
+    return {"queue": queue, "top": top, "bottom": bottom, "due_at": due_at, "id": id_}
+
+
+def head(queue: str, *, tasks: Iterable[str] | None = None, now: int | None = None) -> Op[Head]:
+    """See what a claim of `queue` would take first, and how long the way to it is."""
+    params = {"queue": queue, "tasks": None if tasks is None else _text(sorted(tasks)), "now": now}
+    return Op("head", ("head",), params, _head, writes=False)
+
+
+def _head(rows: Rows) -> Head:
+    for priority, due_at, id_, took_ms in rows:
+        return Head(None if id_ is None else Mark(priority, due_at, id_), took_ms)
+    return Head(None, None)
 
 
 def recall(token: int) -> Op[list[Claimed]]:

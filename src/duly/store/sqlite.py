@@ -61,8 +61,9 @@ MOST_AT_ONCE = 256
 READERS = 4
 WATCH_BUSY_SECONDS = 0.1
 # Of duly_meta there always are: with the table there, a connection that is open does not notice who analyzes.
-HAS_STATISTICS = "select exists (select 1 from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly_meta')"
-FORGET_STATISTICS = "delete from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly_meta'"
+STATISTICS = "select name from sqlite_master where name = 'sqlite_stat1'"
+HAS_OURS = "select exists (select 1 from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly_meta')"
+FORGET_OURS = "delete from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly_meta'"
 # Other SQLite libraries that a program may bring along, by the names of their modules.
 OTHER_LIBRARIES = ("apsw", "pysqlite3", "sqlcipher3", "pysqlcipher3", "libsql", "libsql_experimental", "turso")
 SYNCHRONOUS = {0: "off", 1: "normal", 2: "full", 3: "full"}
@@ -560,9 +561,9 @@ def _forget_statistics(conn: sqlite3.Connection) -> None:
     of it. Whoever has more to do on this file than we know may analyze his own tables as he likes.
     """
     with suppress(sqlite3.Error):  # there are none, or somebody writes and we do not wait: the next one may forget them
-        if conn.execute(HAS_STATISTICS).fetchone()[0]:
+        if conn.execute(STATISTICS).fetchone() and conn.execute(HAS_OURS).fetchone()[0]:
             conn.execute("pragma busy_timeout = 0")
-            conn.execute(FORGET_STATISTICS)
+            conn.execute(FORGET_OURS)
             conn.execute("analyze sqlite_schema")  # reads them again
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from duly.errors import DulyError
 from duly.store import ops
 from duly.store.ops import Op
-from duly.upkeep.rescue import Rescue
+from duly.upkeep.rescue import SHARE, Rescue
 
 if TYPE_CHECKING:
     from duly.worker import Worker
@@ -24,6 +24,7 @@ log = logging.getLogger("duly.worker")
 LOOK_SECONDS = 0.25
 TIDY_SECONDS = 1.0
 IDLE_TIDY_SECONDS = 3.0  # claims take what is due by themselves, as long as they find the time
+PARK_SECONDS = 10.0  # at most, however long the walk for what nobody knows
 PRUNE_SECONDS = 60.0
 CHUNK = 1000
 PEEK = 100
@@ -36,6 +37,7 @@ class Upkeep:
         self._worker = worker
         self.rescue = Rescue(worker)
         self._tidied_at = -math.inf
+        self._park_at = -math.inf
         self._wake_at = 0.0
         self._prune_at = worker.clock() + PRUNE_SECONDS / 2
 
@@ -71,12 +73,20 @@ class Upkeep:
         driver = self._worker.driver
         for queue in self._worker.queues:
             await self._to_the_end(ops.promote(queue, CHUNK), CHUNK)
-            if await driver.arun(ops.park(queue, PEEK)):
-                await self._to_the_end(ops.park(queue, CHUNK), 1)
+        if (began := self._worker.clock()) >= self._park_at:
+            await self._park()
+            # It walks from the head of each queue, over all that is gone and may not be cleared away.
+            self._park_at = began + min(SHARE * (self._worker.clock() - began), PARK_SECONDS)
         while ids := await driver.arun(ops.expirable(CHUNK)):
             await driver.arun(ops.expire(ids))
             if len(ids) < CHUNK:
                 break
+
+    async def _park(self) -> None:
+        """Set aside what nobody knows."""
+        for queue in self._worker.queues:
+            if await self._worker.driver.arun(ops.park(queue, PEEK)):
+                await self._to_the_end(ops.park(queue, CHUNK), 1)
 
     async def _wake_parked(self) -> None:
         """Wake the jobs that waited for a worker that knows their task, as we do."""

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from duly.worker import Worker
 
 MARGIN_SECONDS = 0.5
+# Where nothing that is gone may be cleared away, a look walks over all of it: it takes a twentieth of the time, as long
+# as that leaves one a second.
+SHARE = 20
+LONGEST_SECONDS = 1.0
 
 
 class Rescue:
@@ -26,13 +30,15 @@ class Rescue:
         self._worker = worker
         self._seen: dict[Sighting, float] = {}
         self._failures = 0
+        self._took = 0.0
 
     async def look(self) -> None:
         """Look for ended leases, and take those that were seen long enough ago."""
         worker = self._worker
-        failures = worker.driver.failures
+        failures, began = worker.driver.failures, worker.clock()
         found = await worker.driver.arun(ops.expired_leases())
         now = worker.clock()
+        self._took = now - began
         if worker.driver.failures != self._failures or failures != self._failures:
             self._failures = worker.driver.failures
             self._seen.clear()
@@ -60,6 +66,7 @@ class Rescue:
     def pause(self, longest: float) -> float:
         """Say how long to wait before the next look: exactly until something seen may be taken, if that is sooner."""
         now = self._worker.clock()
+        longest = max(longest, min(SHARE * self._took, LONGEST_SECONDS))
         return max(0.01, min([longest, *(since + _patience(one) - now for one, since in self._seen.items())]))
 
 

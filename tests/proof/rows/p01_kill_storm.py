@@ -7,15 +7,13 @@ import random
 import time
 from collections.abc import Callable
 
-from duly.store.postgres import bring_up_to_date
 from duly.upkeep import rescue
 from tests.proof import breaks
 from tests.proof.breaks import BREAKS
 from tests.proof.checker import History, judge
-from tests.proof.fleet import Fleet, fleet
+from tests.proof.fleet import Fleet, four_on_postgres
 from tests.proof.load import Load, numbers, untold
 from tests.proof.table import Figure, Row, Setting
-from tests.servers.postgres import PostgresServer
 
 EVERY = 2.0
 LEASE = 1.0
@@ -47,15 +45,8 @@ BREAKS["p1:rescue_unguarded"] = _both
 
 def run(setting: Setting) -> Figure:
     """Kill workers at random, and judge what became of every job."""
-    with PostgresServer() as server:
-        url = server.new_database()
-        bring_up_to_date(url)
-        with fleet(url, setting.folder, lease=f"{LEASE}s") as workers:
-            for _ in range(4):
-                workers.start()
-            if not workers.started(4):
-                return Figure(f"workers did not start: {workers.logs()}", False)
-            return _storm(setting, workers)
+    with four_on_postgres(setting.folder, lease_s=LEASE) as (_, workers):
+        return _storm(setting, workers)
 
 
 def _storm(setting: Setting, workers: Fleet) -> Figure:

@@ -4,106 +4,101 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from functools import partial
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import TypeVar
 
-from duly.store import ops
-from duly.upkeep import rescue
-from tests.proof import breaks
-from tests.proof.breaks import BREAKS
-from tests.proof.simulation import judge, scenario, shortened
+from tests.proof.breaks import broken
+from tests.proof.planted import PLANTED
+from tests.proof.simulation import judge
 from tests.proof.table import Figure, Row, Setting
 
-CLAMP = " or lease_until > :now + lease_ms + 2 * (lease_ms / 3)"
+T = TypeVar("T")
+
 ENOUGH = 2_000
-
-
-def plant(name: str, *changes: tuple[str, str, str]) -> None:
-    """Plant a bug into the SQL that the simulation runs."""
-    breaks.sql(f"sim:{name}", *changes, dialects=("sqlite",))
-
-
-def forget(section: str) -> None:
-    """Plant an ending that forgets a part of its tail."""
-    breaks.python(f"sim:forgets_{section}", ops, "TAIL", tuple(one for one in ops.TAIL if one != section))
-
-
-HELD = "where token = cast(held.key as integer) and state = 'running'"
-NO_FENCE = "where state = 'running'"
-SCHEDULED = "where state = 'scheduled' and queue = :queue"
-FREED = "where state in ('dead', 'cancelled'"
-TAKEN_BACK = "delete from duly_job\n where "
-
-plant(
-    "no_fence",
-    ("finish", "token = held_token and duly_job.state = 'running'", "duly_job.state = 'running'"),
-    ("finish_plain", f"{HELD} and keep_ms > 0", NO_FENCE),
-    ("finish_plain", HELD, NO_FENCE),
-)
-plant(
-    "rescue_unguarded",
-    ("rescue", "and token = seen_token and lease_until = seen_until", ""),
-    ("rescue", f"and (lease_until <= :now{CLAMP})", ""),
-)
-plant("attempt_not_counted", ("claim", "attempt = attempt + 1", "attempt = max(attempt, 1)"))
-plant("no_clamp", ("expired_leases", CLAMP, ""), ("rescue", CLAMP, ""))
-plant("key_taken_twice", ("reserve_keys", "where duly_key.expires_at <= :now", "where true"))
-plant("key_forgotten", ("ended_key", f"{FREED})", f"{FREED}, 'succeeded')"))
-plant("snooze_burns", ("finish", "attempt = attempt - give_back", "attempt = attempt"))
-plant("suspects_among_others", ("claim", "and suspect = :alone", "and (suspect = :alone or not :alone)"))
-plant("claimed_early", ("claim", "and not :alone and due_at <= :now", "and not :alone"))
-plant("promoted_early", ("promote", f"{SCHEDULED} and due_at <= :now", SCHEDULED))
-plant("enqueued_again", ("undo_finished", f"{TAKEN_BACK}id in", f"{TAKEN_BACK}false and id in"))
-breaks.python("sim:rescue_on_first_sight", rescue, "_patience", lambda one: 0.0)
-for part in ("ended_key", "ended_batch", "ended_callbacks"):
-    forget(part)
-
-PLANTED = sorted(name for name in BREAKS if name.startswith("sim:"))
+PROCESSES = 2
+CHUNK = 25
 
 
 def run(setting: Setting) -> Figure:
     """Run clean worlds, and with each planted bug as many as it takes to find it."""
-    began = time.monotonic()
-    seeds = setting.pick(ENOUGH, 100_000)
     first = setting.seed * 1_000_000
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        bad = _bad(pool, None, range(first, first + seeds))
+    # An executor, because a Pool would start processes for ever that cannot start, and wait for ever for one that died.
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        if setting.broken is not None:
+            return _control(pool, setting.broken, first)
+        began = time.monotonic()
+        seeds, bad = _bad(pool, first, setting.pick(ENOUGH, 100_000))
         clean_s = time.monotonic() - began
-        found = {} if setting.broken else {bug: _found(pool, bug, first) for bug in PLANTED}
+        found = dict(pool.map(_found, PLANTED, [first] * len(PLANTED)))
+    return _figure(seeds, bad, clean_s, time.monotonic() - began - clean_s, found, first)
+
+
+def _control(pool: ProcessPoolExecutor, bug: str, first: int) -> Figure:
+    """Run the worlds as they are with one bug, until one fails as it must."""
+    _, seed = pool.submit(_found, bug, first).result()
+    if seed is None:
+        return Figure(f"{ENOUGH:,} seeds, 0 violations", True)
+    text = f"violation after {seed - first + 1:,} seeds"
+    return Figure(text, False, {"found": seed}, f"python -m tests.proof.simulation {seed} --plant {bug} --shorten")
+
+
+def _bad(pool: ProcessPoolExecutor, first: int, seeds: int) -> tuple[int, list[int]]:
+    """Say how many seeds were run and which end badly; enough of those are enough."""
+    chunks = (range(start, min(start + CHUNK, first + seeds)) for start in range(first, first + seeds, CHUNK))
+    run, bad = 0, list[int]()
+    for count, some in _answers(pool, chunks):
+        run += count
+        bad += some
+        if len(bad) >= 10:
+            break
+    return run, sorted(bad)
+
+
+def _answers(pool: ProcessPoolExecutor, chunks: Iterable[range]) -> Iterator[tuple[int, list[int]]]:
+    """Ask for a few chunks at a time, so that nothing is left to run when nobody asks further."""
+    asked: set[Future[tuple[int, list[int]]]] = set()
+    for chunk in chunks:
+        asked.add(pool.submit(_judged, chunk))
+        if len(asked) > 2 * PROCESSES:
+            done, asked = wait(asked, return_when=FIRST_COMPLETED)
+            yield from (one.result() for one in done)
+    yield from (one.result() for one in asked)
+
+
+def _judged(seeds: range) -> tuple[int, list[int]]:
+    return len(seeds), [seed for seed in seeds if judge(seed)]
+
+
+def _found(bug: str, first: int) -> tuple[str, int | None]:
+    """Give the first seed that shows a bug, or None where none of so many does."""
+    with broken(bug):
+        return bug, next((seed for seed in range(first, first + ENOUGH) if judge(seed)), None)
+
+
+def _figure(
+    seeds: int, bad: list[int], clean_s: float, found_s: float, found: dict[str, int | None], first: int
+) -> Figure:
     missed = [bug for bug, seed in found.items() if seed is None]
-    latest = max((seed - first + 1 for seed in found.values() if seed is not None), default=0)
+    after = {bug: seed - first + 1 for bug, seed in found.items() if seed is not None}
+    slowest = max(after, key=lambda bug: after[bug], default="")
     text = (
         f"{seeds:,} seeds, {len(bad)} violations, {seeds / clean_s:.0f} seeds/s; "
-        f"{len(found) - len(missed)} of {len(found)} planted bugs found, the last after {latest:,} seeds"
+        f"{len(after)} of {len(found)} planted bugs found in {found_s:.0f} s, "
+        f"the last ({slowest}) after {after.get(slowest, 0):,} seeds"
         + (f"; MISSED {', '.join(missed)}" if missed else "")
     )
-    repeat = f"python -m tests.proof.simulation {bad[0]} {bad[0] + 1} --shorten" if bad else None
-    numbers = {"seeds": seeds, "violations": len(bad), "found_after": found, "bad": bad[:10]}
+    repeat = f"python -m tests.proof.simulation {bad[0]} --shorten" if bad else None
+    if missed and not bad:
+        repeat = f"python -m tests.proof.simulation {first} {first + ENOUGH} --plant {missed[0]}"
+    numbers: dict[str, object] = {
+        "seeds": seeds,
+        "violations": len(bad),
+        "clean_s": round(clean_s, 1),
+        "found_s": round(found_s, 1),
+    }
+    numbers |= {"found_after": after, "bad": bad}
     return Figure(text, not bad and not missed, numbers, repeat)
-
-
-def _bad(pool: multiprocessing.pool.Pool, bug: str | None, seeds: range) -> list[int]:
-    """Say which seeds end badly."""
-    return [seed for seed, wrong in pool.imap_unordered(partial(_judged, bug), seeds, chunksize=25) if wrong]
-
-
-def _found(pool: multiprocessing.pool.Pool, bug: str, first: int) -> int | None:
-    """Give the first seed that shows a bug, or None where none of so many does."""
-    for start in range(first, first + ENOUGH, 100):
-        if bad := _bad(pool, bug, range(start, start + 100)):
-            return min(bad)
-    return None
-
-
-def _judged(bug: str | None, seed: int) -> tuple[int, bool]:
-    if bug is None:
-        return seed, bool(judge(seed))
-    with breaks.broken(bug):
-        return seed, bool(judge(seed))
-
-
-def shortest(seed: int) -> str:
-    """Describe the shortest scenario that still fails."""
-    return str(shortened(scenario(seed)))
 
 
 ROW = Row(

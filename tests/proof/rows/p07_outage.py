@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 
 from duly.store import driver
-from duly.store.postgres import bring_up_to_date
 from duly.upkeep import rescue
 from tests.proof.breaks import BREAKS
 from tests.proof.checker import judge
-from tests.proof.fleet import Fleet, fleet
+from tests.proof.fleet import Fleet, four_on_postgres
 from tests.proof.load import Load, burnt, numbers, untold
 from tests.proof.table import Figure, Row, Setting
 from tests.servers.postgres import Mode, PostgresServer
@@ -41,15 +40,8 @@ BREAKS["p7:rescue_at_first_sight"] = _hasty
 
 def run(setting: Setting) -> Figure:
     """Take the server away in three ways under load."""
-    with PostgresServer() as server:
-        url = server.new_database()
-        bring_up_to_date(url)
-        with fleet(url, setting.folder, lease=f"{LEASE}s") as workers:
-            for _ in range(4):
-                workers.start()
-            if not workers.started(4):
-                return Figure(f"workers did not start: {workers.logs()}", False)
-            return _outages(setting, server, workers)
+    with four_on_postgres(setting.folder, lease_s=LEASE) as (server, workers):
+        return _outages(setting, server, workers)
 
 
 def _outages(setting: Setting, server: PostgresServer, workers: Fleet) -> Figure:

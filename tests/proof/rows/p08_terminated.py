@@ -15,10 +15,9 @@ import psycopg
 from duly.errors import AnswerLost
 from duly.store.driver import Driver
 from duly.store.ops import Op, Rows
-from duly.store.postgres import bring_up_to_date
 from tests.proof import breaks
 from tests.proof.checker import judge
-from tests.proof.fleet import Fleet, fleet
+from tests.proof.fleet import Fleet, four_on_postgres
 from tests.proof.load import Load, burnt, numbers, untold
 from tests.proof.table import Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
@@ -26,6 +25,7 @@ from tests.servers.postgres import PostgresServer
 LEASE = 1.0
 WITHIN = 5.0
 MOST_CONNECTIONS = 40
+FEW = {"max_connections": str(MOST_CONNECTIONS)}
 MOST_PROCESSOR = 0.25  # of one, for each worker that can do nothing
 WORK = ((8, "sleepy", (0.3,)), (2, "quick", (1,)))
 END_ALL = (
@@ -47,15 +47,8 @@ breaks.python("p8:not_asked_again", Driver, "_arows", _taken_for_no)
 
 def run(setting: Setting) -> Figure:
     """End connections under load, then take all of them, then let go."""
-    with PostgresServer(settings={"max_connections": str(MOST_CONNECTIONS)}) as server:
-        url = server.new_database()
-        bring_up_to_date(url)
-        with fleet(url, setting.folder, lease=f"{LEASE}s") as workers:
-            for _ in range(4):
-                workers.start()
-            if not workers.started(4):
-                return Figure(f"workers did not start: {workers.logs()}", False)
-            return _storm(setting, server, workers)
+    with four_on_postgres(setting.folder, lease_s=LEASE, settings=FEW) as (server, workers):
+        return _storm(setting, server, workers)
 
 
 def _storm(setting: Setting, server: PostgresServer, workers: Fleet) -> Figure:

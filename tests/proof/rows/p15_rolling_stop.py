@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable
 
 from duly.store import ops
-from duly.store.postgres import bring_up_to_date
 from duly.worker import Worker
 from tests.proof.breaks import BREAKS
 from tests.proof.checker import judge
-from tests.proof.fleet import Fleet, fleet
+from tests.proof.fleet import Fleet, four_on_postgres
 from tests.proof.load import Load, burnt, numbers, untold
 from tests.proof.table import Figure, Row, Setting
-from tests.servers.postgres import PostgresServer
 
 LEASE = 1.0
 GRACE = 1.0
@@ -50,15 +48,8 @@ BREAKS["p15:left_to_the_lease"] = _left_to_the_lease
 
 def run(setting: Setting) -> Figure:
     """Stop and replace workers in turn under load."""
-    with PostgresServer() as server:
-        url = server.new_database()
-        bring_up_to_date(url)
-        with fleet(url, setting.folder, lease=f"{LEASE}s") as workers:
-            for _ in range(4):
-                workers.start(grace=f"{GRACE}s")
-            if not workers.started(4):
-                return Figure(f"workers did not start: {workers.logs()}", False)
-            return _rolling(setting, workers)
+    with four_on_postgres(setting.folder, lease_s=LEASE, grace=f"{GRACE}s") as (_, workers):
+        return _rolling(setting, workers)
 
 
 def _rolling(setting: Setting, workers: Fleet) -> Figure:
@@ -91,8 +82,9 @@ def _rolling(setting: Setting, workers: Fleet) -> Figure:
 
 
 def _replaced(workers: Fleet, worker: subprocess.Popen[bytes], codes: set[int]) -> float:
-    """Start another worker and ask this one to stop; say how long it takes to go."""
+    """Start another worker, ask this one to stop once that is there, and say how long it takes to go."""
     workers.start(grace=f"{GRACE}s")
+    workers.started(len(workers.asides("worker.started")) + 1)
     began = time.monotonic()
     worker.terminate()
     codes.add(worker.wait(GRACE + 10))

@@ -602,6 +602,25 @@ race("enqueue by a handler against rescue")(_child())
 race("keyed enqueue by a handler against rescue")(_child(key="k"))
 
 
+@race("enqueues by handlers that share a commit against rescue, 3 sessions")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    parents = [_one(store), _one(store)]
+    made = [
+        tuple((parent, child, ops.enqueue(TERMS, [child], parent=_held(parent), now=LATE)) for parent, child in pairs)
+        for pairs in ([(parent, NewJob(new_id(), "{}")) for parent in some] for some in (parents, parents[::-1]))
+    ]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        for number, batch in enumerate(made):
+            for (parent, child, _), answer in zip(batch, outcome.answer(number), strict=True):
+                if bool(answer) != (outcome.state(child.id) == "ready"):
+                    yield f"the enqueue of a child was answered {answer}, and the child is {outcome.state(child.id)}"
+                if answer and outcome.before(2, number) and parent.id in outcome.answer(2):
+                    yield "a handler that had lost its lease added a job"
+
+    return [*([tuple(op for _, _, op in batch)] for batch in made), [_rescue(*parents)]], judge
+
+
 # Replay, resolve, purge
 
 

@@ -169,6 +169,100 @@ select id::text, token, task, queue, priority, payload, envelope, key, attempt, 
          where token = :token::bigint) as held
  order by priority desc, due_at, id;
 
+-- name: claim_marked
+-- The same, but the order is walked in parts, best first. One that begins at a mark does so a moment before the present,
+-- because enqueues do not commit in the order of their due times. By the equality on `queue` one part is expected and not
+-- the hundred of any JSON, for which the plan would be compiled. Apart from `claim`, because all this costs a tenth of it.
+with clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
+free as materialized (
+    select case when pg_try_advisory_xact_lock(:token::bigint)
+                 and not exists (select 1 from duly.duly_job where token = :token::bigint)
+                 and not exists (select 1 from gate where kind = 'queue' and name = :queue) then :limit::int
+                else 0 end as room
+),
+part as materialized (
+    select top, bottom, least(due_at, now - 100) as due_at,
+           case when due_at <= now - 100 then id else '00000000-0000-0000-0000-000000000000' end as id
+      from json_to_recordset(:parts::json) as part (queue text, top int, bottom int, due_at bigint, id uuid)
+     cross join clock
+     where queue = :queue
+),
+ready as materialized (
+    select chosen.id
+      from part
+     cross join lateral (
+           select id
+             from duly.duly_job
+            where state = 'ready' and queue = :queue and suspect = false
+              and priority <= part.top and priority >= part.bottom and (due_at, id) >= (part.due_at, part.id)
+              and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+              and task not in (select name from gate where kind = 'task')
+              and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+            order by priority desc, due_at, id
+            limit (select room from free)
+              for update skip locked) as chosen
+     limit (select room from free)
+),
+due as materialized (
+    select id
+      from duly.duly_job
+     where state = 'scheduled' and queue = :queue and due_at <= (select now from clock)
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate where kind = 'task')
+       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+     order by due_at, id
+     limit (select room from free) - (select count(*) from ready)
+       for update skip locked
+),
+taken as (
+    update duly.duly_job
+       set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
+           lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
+           progress_message = null, reason = null
+     where id = any (array(select id from ready union all select id from due))
+    returning id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+)
+select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text
+  from (select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+          from taken
+         union all
+        select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+          from duly.duly_job
+         where token = :token::bigint) as held
+ order by priority desc, due_at, id;
+
+-- name: head
+-- Beside the first row that a claim would take, how long it took to come to it: rows that are gone stay in the index
+-- until vacuum may remove them, and are walked over each time.
+with clock as materialized (select :now as now, clock_timestamp() as began),
+gate as materialized (
+    select name
+      from duly.duly_queue, clock
+     where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > now)
+),
+head as materialized (
+    select priority, due_at, id
+      from duly.duly_job
+     where state = 'ready' and queue = :queue and suspect = false
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate)
+       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+     order by priority desc, due_at, id
+     limit 1
+)
+select priority, due_at, id::text, (extract(epoch from clock_timestamp() - began) * 1000)::float8 as took_ms
+  from clock
+  left join head on true;
+
 -- name: extend
 -- Differs from SQLite: a row that somebody has locked (a caller's open transaction that stages its finish, a cancel)
 -- must not hold up the others. It is still mine and is extended at the next beat; rescue leaves locked rows alone.

@@ -1,0 +1,127 @@
+"""Bugs planted into the product, each of which the simulation must find: a judge that finds nothing proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from duly.model import Enqueued, NewJob, Terms
+from duly.pace import LATE_SECONDS
+from duly.store import ops
+from duly.store.ops import Op
+from duly.upkeep import rescue
+from duly.worker import Worker
+from tests.proof import breaks
+from tests.proof.breaks import BREAKS
+
+CLAMP = " or lease_until > :now + lease_ms + 2 * (lease_ms / 3)"
+HELD = "where token = cast(held.key as integer) and state = 'running'"
+NO_FENCE = "where state = 'running'"
+SCHEDULED = "where state = 'scheduled' and queue = :queue"
+ENDED_BADLY = "where state in ('dead', 'cancelled')"
+TAKEN_BACK = "delete from duly_job\n where "
+FREE = "where duly_key.expires_at <= :now"
+UNTIL = "and (expires_at is null or expires_at > :now or attempt > 0)"
+PARENT = "where :parent_token is null"
+
+
+def plant(name: str, *changes: tuple[str, str, str]) -> None:
+    """Plant a bug into the SQL that the simulation runs."""
+    breaks.sql(f"sim:{name}", *changes, dialects=("sqlite",))
+
+
+def forget(section: str) -> None:
+    """Plant an ending that forgets a part of its tail."""
+    breaks.python(f"sim:forgets_{section}", ops, "TAIL", tuple(one for one in ops.TAIL if one != section))
+
+
+def both(name: str, *others: str) -> None:
+    """Plant a bug that takes more than one change; they stand for nothing by themselves."""
+    changes = [BREAKS.pop(f"sim:{other}") for other in others]
+
+    def apply() -> Callable[[], None]:
+        undo = [change() for change in changes]
+        return lambda: [one() for one in reversed(undo)].clear()
+
+    BREAKS[f"sim:{name}"] = apply
+
+
+# Leases
+
+plant(
+    "no_fence",
+    ("finish", "token = held_token and duly_job.state = 'running'", "duly_job.state = 'running'"),
+    ("finish_plain", f"{HELD} and keep_ms > 0", NO_FENCE),
+    ("finish_plain", HELD, NO_FENCE),
+)
+plant(
+    "rescue_unguarded",
+    ("rescue", "and token = seen_token and lease_until = seen_until", ""),
+    ("rescue", f"and (lease_until <= :now{CLAMP})", ""),
+)
+plant("no_clamp", ("expired_leases", CLAMP, ""), ("rescue", CLAMP, ""))
+plant(
+    "clamp_without_margin",
+    ("expired_leases", CLAMP, " or lease_until > :now + lease_ms"),
+    ("rescue", CLAMP, " or lease_until > :now + lease_ms"),
+)
+breaks.python("sim:rescue_on_first_sight", rescue, "_patience", lambda one: 0.0)
+plant("suspects_among_others", ("claim", "and suspect = :alone", "and (suspect = :alone or not :alone)"))
+plant("parent_not_held", ("enqueue", PARENT, "where true"))
+
+# Attempts
+
+plant("attempt_not_counted", ("claim", "attempt = attempt + 1", "attempt = max(attempt, 1)"))
+# Counted when it ends: who is killed has not tried.
+plant("attempt_counted_after", ("rescue", "suspect = 1, token", "suspect = 1, attempt = attempt - 1, token"))
+plant("snooze_burns", ("finish", "attempt = attempt - give_back", "attempt = attempt"))
+
+# Times
+
+plant("claimed_early", ("claim", "and not :alone and due_at <= :now", "and not :alone"))
+plant("promoted_early", ("promote", f"{SCHEDULED} and due_at <= :now", SCHEDULED))
+
+
+def _how_long(self: Any) -> float:
+    """Wait as a worker did that looked at a due time which nobody had read again."""
+    now: float = self.clock()
+    until: list[float] = [now + self.app.settings.poll_ms / 1000]
+    if self._next_due is not None:
+        until.append(self._next_due)
+    if (oldest := self._slots.oldest) is not None:
+        until.append(oldest.claimed_at + LATE_SECONDS)
+    return max(0.0, min(until) - now)
+
+
+breaks.python("sim:spins_without_a_slot", Worker, "_how_long", _how_long)
+
+# Keys, repetitions and people
+
+plant("key_taken_twice", ("reserve_keys", FREE, "where true"))
+
+
+def _check_then_run(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
+    """Look whether the key is free, and take it a moment later."""
+    run = _enqueue_keyed(terms, jobs, now)
+    params: Mapping[str, Any] = run.params
+    look = Op("enqueue", ("key_holders",), params, run.read, writes=False)
+    return replace(look, follow=lambda answer: run if answer[0].id == jobs[0].id else None)
+
+
+_enqueue_keyed = ops._enqueue_keyed
+plant("key_not_guarded", ("reserve_keys", FREE, "where true"))
+breaks.python("sim:key_only_looked_at", ops, "_enqueue_keyed", _check_then_run)
+both("check_then_run_key", "key_not_guarded", "key_only_looked_at")
+
+plant("key_forgotten", ("ended_key", ENDED_BADLY, "where state in ('dead', 'cancelled', 'succeeded')"))
+plant(
+    "cancel_frees_key_of_a_late_success",
+    ("ended_key", ENDED_BADLY, "where (state in ('dead', 'cancelled') or cancel_requested_at is not null)"),
+)
+plant("enqueued_again", ("undo_finished", f"{TAKEN_BACK}id in", f"{TAKEN_BACK}false and id in"))
+plant("pause_ignored", ("claim", "and paused_at is not null\n              and", "and false and"))
+for part in ("ended_key", "ended_batch", "ended_callbacks"):
+    forget(part)
+
+PLANTED = sorted(name for name in BREAKS if name.startswith("sim:"))

@@ -1,0 +1,62 @@
+"""PgBouncer, where there is one: it stands before a server, in transaction mode, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+import duly.store.postgres
+from duly.store import ops
+from tests.servers import pgbouncer
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.postgres import PostgresServer
+
+pytestmark = pytest.mark.skipif(pgbouncer.find_binary() is None, reason="there is no pgbouncer on this machine")
+
+
+@pytest.fixture
+def bouncer(postgres: PostgresServer) -> Iterator[PgBouncer]:
+    with PgBouncer(postgres) as started:
+        yield started
+
+
+def test_a_session_is_anybodys_after_a_transaction(postgres: PostgresServer, bouncer: PgBouncer) -> None:
+    url = postgres.new_database().replace(str(postgres.port), str(bouncer.port))
+    with psycopg.connect(url, autocommit=True) as one, psycopg.connect(url, autocommit=True) as other:
+        asked = "select pg_backend_pid()"
+        assert one.execute(asked).fetchone() == other.execute(asked).fetchone()
+        assert one.info.backend_pid != other.info.backend_pid  # as PgBouncer numbers them
+    assert bouncer.transactions() == 2
+
+
+def test_what_the_driver_opens_is_led_through_and_what_others_open_is_not(
+    postgres: PostgresServer, bouncer: PgBouncer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("led", "look", "bring_up_to_date"):
+        monkeypatch.setattr(duly.store.postgres, name, getattr(duly.store.postgres, name, None), raising=False)
+    monkeypatch.delattr(duly.store.postgres, "led")
+    driver_class = duly.store.postgres.PostgresDriver
+    monkeypatch.setattr(driver_class, "__init__", driver_class.__init__)
+    monkeypatch.setenv(pgbouncer.VARIABLE, f"on,{postgres.port}:{bouncer.port}")
+    pgbouncer.lead(duly.store.postgres)
+    driver = driver_class(f"{postgres_url}?options=-c%20lock_timeout%3D2s")
+    driver.run(ops.clock())
+    assert bouncer.transactions() > 0
+    with psycopg.connect(postgres_url) as conn:
+        assert conn.execute("show lock_timeout").fetchone() == ("2s",)
+        assert conn.info.port == postgres.port
+    driver.close()
+
+
+def test_it_ends_and_leaves_nothing(postgres: PostgresServer) -> None:
+    started = PgBouncer(postgres).start()
+    home, process = started._home, started._process
+    assert home is not None
+    assert process is not None
+    os.kill(process.pid, 0)
+    started.stop()
+    assert process.poll() is not None
+    assert not home.exists()
