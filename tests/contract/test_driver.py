@@ -104,6 +104,19 @@ def test_a_broken_connection_is_counted_and_one_that_only_has_to_wait_is_not(pos
     store.close()
 
 
+def test_a_connection_that_the_server_hung_up_on_is_not_used(postgres_url: str) -> None:
+    """Whatever was sent on it might have been written. It is counted, for rescue."""
+    store = PostgresStore(postgres_url)
+    store.enqueue()
+    failures = store.driver.failures
+    with psycopg.connect(postgres_url, autocommit=True) as theirs:
+        theirs.execute("select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'duly'")
+    store.driver.execute(ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")]))  # once: an answer is not lost
+    assert store.driver.failures > failures
+    assert store.query("select count(*) from duly_job") == [(2,)]
+    store.close()
+
+
 class _LostThenAway(SQLiteDriver):
     """Writes, loses the answer, and is away when it is asked again."""
 

@@ -475,15 +475,33 @@ def test_arming_returns_with_the_flag_up(fleet, monkeypatch):
 def test_a_hint_that_fails_does_not_fail_the_enqueue(fleet, monkeypatch, hook):
     fleet.driver.hook = hook
     monkeypatch.setattr(postgres, "HINT", "select 1 / 0")
+    fleet.driver.close()  # a connection knows its hint from its beginning
     fleet.enqueue()
     fleet.enqueue_key("a")
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: fleet.enqueue(), range(8)))
     monkeypatch.setattr(postgres, "HINT", "select pg_terminate_backend(pg_backend_pid())")
+    fleet.driver.close()
     fleet.enqueue()
     fleet.enqueue_key("b")
     fleet.driver.hook = None
     assert fleet.query("select count(*) from duly_job") == [(12,)]
+
+
+def test_a_stream_of_enqueues_that_never_ends_wakes_whoever_sleeps(fleet, monkeypatch):
+    """While others wait for their commit the hint is left to them, but not for ever."""
+    hints = []
+    monkeypatch.setattr(postgres._Connection, "hint", lambda self: hints.append(self))
+    monkeypatch.setattr(type(fleet.driver._gathering), "waiting", True)
+    fleet.driver._hinted_at = 0.0
+    fleet.enqueue()
+    assert len(hints) == 1
+    monkeypatch.setattr(postgres, "HINT_SECONDS", 1000.0)
+    fleet.enqueue()
+    assert len(hints) == 1
+    monkeypatch.setattr(type(fleet.driver._gathering), "waiting", False)
+    fleet.enqueue()
+    assert len(hints) == 2
 
 
 def test_a_listener_that_lost_its_connection_says_so_once_and_comes_back(fleet, caplog):

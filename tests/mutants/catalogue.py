@@ -1453,6 +1453,24 @@ MUTANTS = [
         "tests/contract/test_driver.py -k 'may_have_happened and True'",
     ),
     Mutant(
+        "src/duly/store/postgres.py",
+        "            self.pgconn.consume_input()\n        except",
+        "        except",
+        "tests/contract/test_driver.py -k hung_up_on",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        "if not self._gathering.waiting or now - self._hinted_at > HINT_SECONDS:",
+        "if not self._gathering.waiting:",
+        "tests/contract/test_wake.py -k stream_of_enqueues",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        "            conn.close()\n            self._hung_up()",
+        "            conn.close()",
+        "tests/contract/test_driver.py -k hung_up_on",
+    ),
+    Mutant(
         "src/duly/store/sqlite.py",
         "fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
@@ -1565,8 +1583,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/driver.py",
-        "            return self.execute(op)\n        except AnswerLost as lost:\n            lost.again = repeated(op, lost)",
-        "            return self.execute(op)\n        except AnswerLost as lost:\n            lost.again = op",
+        "    lost.again = again\n",
+        "",
         "tests/contract/test_hazards.py -k stays_lost",
     ),
     Mutant(
@@ -2045,14 +2063,14 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/postgres.py",
-        "            if done is None or done.pgresult is None:",
-        "            if True:",
+        "            self.pgconn.consume_input()\n        except psycopg.Error:\n            return False",
+        "            self.pgconn.consume_input()\n        except ZeroDivisionError:\n            return False",
         "tests/contract/test_wake.py -k hint_that_fails",
     ),
     Mutant(
         "src/duly/store/postgres.py",
-        "                if wakes:\n                    # A sync",
-        "                if False:\n                    # A sync",
+        "        if wakes:\n            self._hint(conn)",
+        "        if False:\n            self._hint(conn)",
         "tests/contract/test_wake.py -k only_whoever_sleeps",
     ),
     Mutant(
@@ -2213,7 +2231,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/upkeep/__init__.py",
-        "            if await driver.arun(ops.park(queue, PEEK)):",
+        "            if await self._worker.driver.arun(ops.park(queue, PEEK)):",
         "            if False:",
         "tests/engine/test_worker.py -k nobody_knows",
     ),

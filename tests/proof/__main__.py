@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import secrets
 import sys
 import time
@@ -25,9 +26,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("proof.json"), help="where to write the table for programs")
     given = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # which tells of every connection that a row ends
     began, lines = time.monotonic(), []
     for row in table.rows(given.only):
-        for control in (None, *(() if given.no_controls else row.controls)):
+        controls = (*row.controls, *(row.in_full if given.full else ()))
+        for control in (None, *(() if given.no_controls else controls)):
             lines.append(table.run(row, seed=seed, full=given.full, control=control))
             table.show(lines[-1])
     table.write(lines, given.json)

@@ -139,8 +139,8 @@ def fail(until: float, chance: random.Random) -> None:
     for _ in range(100):  # or the ledger would be longer than the log, and the limit would hold for it too
         _enqueue(chance)
     tasks.app.driver._pauses = ()  # what is tried again at once would find no more room
-    room = 0
-    while time.monotonic() < until and wal.stat().st_size < 2**23:
+    room, longest = 0, wal.stat().st_size + 2**22
+    while time.monotonic() < until and wal.stat().st_size < longest:
         room = (room + 509) % 200_000
         resource.setrlimit(resource.RLIMIT_FSIZE, (wal.stat().st_size + room, hard))
         try:

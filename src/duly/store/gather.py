@@ -58,6 +58,11 @@ class Gathering:
         self._waiting: deque[_Waiting] = deque()
         self._led = False
 
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody waits behind what is being committed."""
+        return bool(self._waiting)
+
     def run(self, op: Op[Any]) -> Outcome:
         """Have `op` committed, with others perhaps; the answer is never LEAD."""
         with self._lock:

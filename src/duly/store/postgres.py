@@ -22,7 +22,7 @@ from typing import Any, LiteralString, NamedTuple, TypeVar
 
 import msgspec
 import psycopg
-from psycopg import Connection, Cursor, IsolationLevel, errors
+from psycopg import Connection, Cursor, IsolationLevel, errors, generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
@@ -40,6 +40,7 @@ IDLE_SECONDS = 60.0
 LEND_SECONDS = 1.0
 CONNECT_SECONDS = 2.0
 PREPARE_AFTER = 2
+HINT_SECONDS = 0.005
 OLD_TRANSACTION_SECONDS = 300.0
 BEGIN = "begin isolation level read committed"
 LOCK_TIMEOUT = "set local lock_timeout = '5s'"
@@ -94,12 +95,13 @@ class PostgresDriver(Driver):
         _drivers.add(self)
 
     def _begin_afresh(self) -> None:
-        self._pool = _Pool(self._connect, self._connections)
+        self._pool = _Pool(self._connect, self._connections, self._hung_up)
         # Beats have a connection of their own: a lease must not wait for other work.
-        self._urgent = _Pool(self._connect, 1)
+        self._urgent = _Pool(self._connect, 1, self._hung_up)
         self._threads: dict[bool, ThreadPoolExecutor] = {}
         self._one_start = threading.Lock()
         self._gathering = Gathering(self._commit_together, lost=self._lost, start=self._start)
+        self._hinted_at = 0.0
         self._schema_checked = False
         self._read_committed = True
 
@@ -252,40 +254,47 @@ class PostgresDriver(Driver):
         except psycopg.Error as error:
             raise self._failed(error, first.name, sent=sent and first.writes) from error
 
+    def _hung_up(self) -> None:
+        """Count that the server ended a connection: whoever trusted it has to begin anew."""
+        self.failures += 1
+
     def _failed(self, error: psycopg.Error, op: str, *, sent: bool) -> StoreError:
         if _is_down(error):
             self.failures += 1
         return translate(error, op, self.where, sent=sent)
 
-    def _run(self, conn: Connection[Any], batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
+    def _run(self, conn: _Connection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         work = self._work(batch)
         wakes = any(op.wakes for op in batch)
-        # What may have to wait for a lock does so in a transaction, where the time for that is limited.
-        alone = len(work) == 1 and self._read_committed and batch[0].name != "finish"
-        if alone and not wakes:
-            return [_fetch(conn.execute(work[0].sql, work[0].params, binary=True))]
         rows: list[list[Any]] = [[] for _ in batch]
-        done: Cursor[Any] | None = None
-        cursors: list[Cursor[Any]] = []
-        try:
-            with conn.pipeline() as pipeline:
-                if not alone:
-                    conn.execute(BEGIN)
-                    conn.execute(lock_timeout)
-                cursors = [conn.execute(sql, params, binary=True) for _, sql, params in work]
-                done = cursors[0] if alone else conn.execute("commit")
-                if wakes:
-                    # A sync that nobody waits for: what follows is a transaction of its own.
-                    pipeline.command_queue.append(conn.pgconn.pipeline_sync)
-                    pipeline.result_queue.append(None)
-                    conn.execute(HINT)
-        except psycopg.Error as error:
-            if done is None or done.pgresult is None:
-                raise _first(error) from None
-            # Only the hint failed.
+        # What may have to wait for a lock does so in a transaction, where the time for that is limited.
+        if len(work) == 1 and self._read_committed and batch[0].name != "finish":
+            cursors = [conn.execute(work[0].sql, work[0].params, binary=True)]
+        else:
+            cursors = self._pipelined(conn, work, lock_timeout)
         for (place, _, _), cursor in zip(work, cursors, strict=True):
             rows[place] += _fetch(cursor)
+        if wakes:
+            self._hint(conn)
         return rows  # type: ignore[return-value]
+
+    def _hint(self, conn: _Connection) -> None:
+        """Wake who sleeps; while others wait for their commit, which will do it too, only now and then."""
+        now = time.monotonic()
+        if not self._gathering.waiting or now - self._hinted_at > HINT_SECONDS:
+            self._hinted_at = now
+            conn.hint()
+
+    def _pipelined(self, conn: _Connection, work: list[_Line], lock_timeout: LiteralString) -> list[Cursor[Any]]:
+        try:
+            with conn.pipeline():
+                conn.execute(BEGIN)
+                conn.execute(lock_timeout)
+                cursors = [conn.execute(sql, params, binary=True) for _, sql, params in work]
+                conn.execute("commit")
+        except psycopg.Error as error:
+            raise _first(error) from None
+        return cursors
 
     def _work(self, batch: Sequence[Op[Any]]) -> list[_Line]:
         """List the statements of a batch. Plain enqueues with the same terms become one, which has no rows."""
@@ -306,7 +315,7 @@ class PostgresDriver(Driver):
             lines += (_Line(0, _trusted(text.sql), params) for text in self._spell("enqueue"))
         return lines
 
-    def _run_with_hook(self, conn: Connection[Any], op: Op[Any]) -> Rows:
+    def _run_with_hook(self, conn: _Connection, op: Op[Any]) -> Rows:
         """Run statement by statement, so that the hook stands between them."""
         hook = self.hook
         assert hook is not None
@@ -320,15 +329,14 @@ class PostgresDriver(Driver):
             hook(Point("before", op.name, "commit", 0))
         hook(Point("after", op.name, "commit", 0))
         if op.wakes:
-            with suppress(psycopg.Error):
-                conn.execute(HINT)
+            conn.hint()
         return rows
 
     def _spell(self, section: str) -> tuple[statements.Statement, ...]:
         return statements.spell("postgres", section, "pyformat", self.schema)
 
-    def _connect(self) -> Connection[Any]:
-        conn = psycopg.connect(
+    def _connect(self) -> _Connection:
+        conn = _Connection.connect(
             _patient(self.url, self._connect_s),
             autocommit=True,
             # Behind PgBouncer the next statement may run on another connection, which has not prepared it.
@@ -336,6 +344,8 @@ class PostgresDriver(Driver):
         )
         # The statements of a list each see what was committed before them, whatever the server's default is.
         conn.isolation_level = IsolationLevel.READ_COMMITTED
+        if self._prepared:
+            conn.prepare_hint()
         return conn
 
     def _look_around(self, conn: Connection[Any]) -> None:
@@ -367,19 +377,55 @@ def _keys_in_order(numbered: tuple[int, Op[Any]]) -> tuple[str, str]:
     return op.params["task"], jobs[0]["key"] if jobs else ""
 
 
+class _Connection(Connection[Any]):
+    """One of ours, on which a hint may be on its way."""
+
+    _hint = b""
+    _hinting = False
+
+    def hint(self) -> None:
+        """Wake who sleeps, after a commit, and do not wait for it: whoever takes the connection next hears it out."""
+        with suppress(psycopg.Error):  # he will also find out what is wrong
+            self.pgconn.send_query(self._hint or HINT.encode())
+            self._hinting = True
+            self.pgconn.flush()
+
+    def prepare_hint(self) -> None:
+        """Have the server remember the hint, where the next one runs on the same connection."""
+        self.execute(f"prepare duly_hint as {HINT}")
+        self._hint = b"execute duly_hint"
+
+    def hear_out(self) -> bool:
+        """Wait for the end of a hint; whether it failed is nobody's concern. False: the server has hung up."""
+        try:
+            if self._hinting:
+                self._hinting = False
+                self.wait(generators.fetch_many(self.pgconn))
+            self.pgconn.consume_input()
+        except psycopg.Error:
+            return False
+        return self.pgconn.transaction_status == TransactionStatus.IDLE
+
+    @property
+    def reusable(self) -> bool:
+        """Whether somebody else may have it."""
+        return self._hinting or self.pgconn.transaction_status == TransactionStatus.IDLE
+
+
 class _Pool:
     """A few connections, opened when needed and handed out one by one."""
 
-    def __init__(self, connect: Callable[[], Connection[Any]], size: int) -> None:
+    def __init__(self, connect: Callable[[], _Connection], size: int, hung_up: Callable[[], None]) -> None:
         self._connect = connect
+        self._hung_up = hung_up
         self._size = size
         self._taken = 0
         self._freed = threading.Condition()
         self._line: deque[object] = deque()  # who comes first is served first: nobody takes the place he just left
-        self._idle: deque[tuple[float, Connection[Any]]] = deque()
+        self._idle: deque[tuple[float, _Connection]] = deque()
 
     @contextmanager
-    def connection(self, *, checked: bool = False) -> Iterator[Connection[Any]]:
+    def connection(self, *, checked: bool = False) -> Iterator[_Connection]:
         with self._place():
             conn = self._take(checked)
             try:
@@ -389,7 +435,7 @@ class _Pool:
                 self.close()
                 raise
             finally:
-                if conn.info.transaction_status == TransactionStatus.IDLE and self._taken <= self._size:
+                if conn.reusable and self._taken <= self._size:
                     self._idle.append((time.monotonic(), conn))
                 else:
                     conn.close()
@@ -433,18 +479,20 @@ class _Pool:
                 self._size += lent
                 self._freed.notify_all()
 
-    def _take(self, checked: bool) -> Connection[Any]:
+    def _take(self, checked: bool) -> _Connection:
         for since, conn in self._drained():
-            if (not checked and time.monotonic() - since < IDLE_SECONDS) or _alive(conn):
+            fresh = conn.hear_out() and not checked and time.monotonic() - since < IDLE_SECONDS
+            if fresh or _alive(conn):
                 return conn
             conn.close()
+            self._hung_up()
         return self._connect()
 
     def close(self) -> None:
         for _, conn in self._drained():
             conn.close()
 
-    def _drained(self) -> Iterator[tuple[float, Connection[Any]]]:
+    def _drained(self) -> Iterator[tuple[float, _Connection]]:
         """Take idle connections out one by one; other threads may be taking them too."""
         while True:
             try:

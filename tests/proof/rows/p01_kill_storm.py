@@ -68,10 +68,11 @@ def _storm(setting: Setting, workers: Fleet) -> Figure:
 
 def _figure(kills: int, before: float, back: float | None, drained: bool, history: History) -> Figure:
     found, early, open_ends = judge(history), _early(history), len(untold(history))
-    good = found.valid and found.acknowledged > 0 and drained and not early and not open_ends and back is not None
+    right = found.valid and found.acknowledged > 0 and drained and not early and not open_ends
     again = f"90 % of {before:.0f} jobs/s " + (f"after {back:.1f} s" if back else f"not within {WITHIN:.1f} s")
     text = f"{kills} kills, {found}, {early} of them before the lease had ended; {again}"
-    return Figure(text, good, numbers(found, kills=kills, early=early, untold=open_ends, before=before, back_s=back))
+    more = {"kills": kills, "early": early, "untold": open_ends, "before": before, "back_s": back}
+    return Figure(text, right and back is not None, numbers(found, **more), only_slow=right)
 
 
 def _early(history: History) -> int:

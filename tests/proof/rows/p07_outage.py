@@ -65,12 +65,13 @@ def _outages(setting: Setting, server: PostgresServer, workers: Fleet) -> Figure
     history = workers.history()
     found, again, open_ends = judge(history), burnt(workers.path), len(untold(history))
     slowest = max((WITHIN if back is None else back) for back in backs)
-    good = found.valid and drained and not again and not open_ends and alive == 4 and None not in backs
+    right = found.valid and drained and not again and not open_ends and alive == 4
     text = (
         f"{len(backs)} outages, {found}, {again} attempts counted, {alive} of 4 workers alive; "
         f"95 % of {before:.0f} jobs/s " + ("NOT " if None in backs else "") + f"within {slowest:.1f} s"
     )
-    return Figure(text, good, numbers(found, burnt=again, untold=open_ends, alive=alive, before=before, back_s=backs))
+    more = {"burnt": again, "untold": open_ends, "alive": alive, "before": before, "back_s": backs}
+    return Figure(text, right and None not in backs, numbers(found, **more), only_slow=right)
 
 
 ROW = Row(

@@ -72,10 +72,8 @@ def _storm(setting: Setting, server: PostgresServer, workers: Fleet) -> Figure:
     history = workers.history()
     found, again, open_ends = judge(history), burnt(workers.path), len(untold(history))
     backs = [after_storm, after_dearth]
-    good = (
-        found.valid and drained and not again and not open_ends and alive == 4
-        and None not in backs and ended > 0 and used <= MOST_PROCESSOR
-    )  # fmt: skip
+    right = found.valid and drained and not again and not open_ends and alive == 4 and ended > 0
+    good = right and None not in backs and used <= MOST_PROCESSOR
     slowest = max((WITHIN if back is None else back) for back in backs)
     text = (
         f"{ended} connections ended, {found}, {again} attempts counted, {alive} of 4 workers alive; "
@@ -83,7 +81,7 @@ def _storm(setting: Setting, server: PostgresServer, workers: Fleet) -> Figure:
         f"a worker without connection uses {used:.1%} of a processor"
     )
     more = {"ended": ended, "burnt": again, "untold": open_ends, "before": before, "back_s": backs, "processor": used}
-    return Figure(text, good, numbers(found, alive=alive, **more))
+    return Figure(text, good, numbers(found, alive=alive, **more), only_slow=right)
 
 
 def _number(cursor: psycopg.Cursor[Any]) -> int:

@@ -69,16 +69,17 @@ def _rolling(setting: Setting, workers: Fleet) -> Figure:
     found, again, open_ends = judge(history), burnt(workers.path), len(untold(history))
     released = sum(run.how == "released" for runs in history.runs.values() for run in runs)
     slowest = max(exits)
-    good = (
+    right = (
         found.valid and found.duplicates == 0 and drained and not again and not open_ends
-        and released > 0 and codes == {0} and slowest <= GRACE + 1
+        and released > 0 and codes == {0}
     )  # fmt: skip
     text = (
         f"{len(exits)} stops, {found}, {again} attempts burnt, {released} runs given back; "
         f"gone {slowest:.2f} s after SIGTERM at most (grace {GRACE:.0f} s)"
         + (f"; exit codes {sorted(codes)}" if codes != {0} else "")
     )
-    return Figure(text, good, numbers(found, burnt=again, untold=open_ends, released=released, exit_s=slowest))
+    more = {"burnt": again, "untold": open_ends, "released": released, "exit_s": slowest}
+    return Figure(text, right and slowest <= GRACE + 1, numbers(found, **more), only_slow=right)
 
 
 def _replaced(workers: Fleet, worker: subprocess.Popen[bytes], codes: set[int]) -> float:
