@@ -23,6 +23,7 @@ from tests.proof.table import Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
 
 SHALLOW = 1_000
+FIRST, TWIN = "1 k", "another 1 k"
 TURN = 10
 MOST = 1.3
 HOUR_MS = 3_600_000
@@ -56,13 +57,13 @@ def run(setting: Setting) -> Figure:
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for store in STORES:
         with STORES[store](setting.folder) as stores:
-            scenes = [_scene(beside, stores) for beside in (None, *_beside(setting))]
+            scenes = [_scene(name, beside, stores) for name, beside in _scenes(setting)]
             for _ in range(rounds):
                 _round(scenes, claims)
-            found[store] = {scene.name: (scene.best(0.5), scene.best(0.99)) for scene in scenes}
+            found[store] = {scene.name: (scene.best(0.5), scene.best(setting.pick(0.9, 0.99))) for scene in scenes}
             for scene in scenes:
                 scene.driver.close()
-    return _figure(found)
+    return _figure(found, setting.pick(90, 99))
 
 
 def _round(scenes: list[Scene], claims: int) -> None:
@@ -72,6 +73,12 @@ def _round(scenes: list[Scene], claims: int) -> None:
     for _ in range(claims):
         for scene in scenes:
             scene.times[-1].append(_claim(scene.driver))
+
+
+def _scenes(setting: Setting) -> list[tuple[str, Beside | None]]:
+    """List the databases: two shallow ones, by which it is seen how far one and the same differs, and the deep ones."""
+    deep = [(f"{beside.many // 1000:,} k {beside.name}", beside) for beside in _beside(setting)]
+    return [(FIRST, None), (TWIN, None), *deep]
 
 
 def _beside(setting: Setting) -> list[Beside]:
@@ -165,7 +172,7 @@ STORES = {"SQLite": _sqlite, "PostgreSQL": _postgres}
 _ids = keys.Ids()
 
 
-def _scene(beside: Beside | None, stores: Stores) -> Scene:
+def _scene(name: str, beside: Beside | None, stores: Stores) -> Scene:
     where, driver = stores.new()
     _register(driver)
     _enqueue(driver, 1)
@@ -178,7 +185,7 @@ def _scene(beside: Beside | None, stores: Stores) -> Scene:
     _enqueue(driver, SHALLOW)
     for _ in range(20):
         _claim(driver)
-    return Scene("1 k" if beside is None else f"{beside.many // 1000:,} k {beside.name}", driver, [])
+    return Scene(name, driver, [])
 
 
 def _register(driver: Driver) -> None:
@@ -215,17 +222,18 @@ def _claim(driver: Driver) -> float:
     return took
 
 
-def _figure(found: dict[str, dict[str, tuple[float, float]]]) -> Figure:
-    parts, worst, numbers = [], 0.0, dict[str, Any]()
+def _figure(found: dict[str, dict[str, tuple[float, float]]], high: int) -> Figure:
+    parts, good, numbers = [], True, dict[str, Any]()
     for store, scenes in found.items():
-        p50, p99 = scenes["1 k"]
-        parts.append(f"{store} p50 {p50:.2f} ms, p99 {p99:.2f} ms at 1 k")
-        for name, (own50, own99) in scenes.items():
-            numbers[f"{store}, {name}"] = {"p50_ms": round(own50, 3), "p99_ms": round(own99, 3)}
-            if name != "1 k":
-                parts.append(f"{name} x {own50 / p50:.2f} and x {own99 / p99:.2f}")
-                worst = max(worst, own50 / p50, own99 / p99)
-    return Figure("; ".join(parts), worst <= MOST, {"worst": round(worst, 3), **numbers}, only_slow=True)
+        p50, top = scenes[FIRST]
+        doubt = [max(1.0, one / other) for one, other in zip(scenes[TWIN], scenes[FIRST], strict=True)]
+        parts.append(f"{store} p50 {p50:.2f} ms, p{high} {top:.2f} ms at 1 k")
+        for name, (own50, own) in scenes.items():
+            numbers[f"{store}, {name}"] = {"p50_ms": round(own50, 3), f"p{high}_ms": round(own, 3)}
+            if name != FIRST:
+                parts.append(f"{name} x {own50 / p50:.2f} and x {own / top:.2f}")
+                good = good and own50 / p50 <= MOST * doubt[0] and own / top <= MOST * doubt[1]
+    return Figure("; ".join(parts), good, numbers, only_slow=True)
 
 
 # Without its index a claim reads every job there is.
@@ -234,7 +242,8 @@ breaks.sql("depth:by_index", ("claim", "where state = 'ready' and queue", "where
 ROW = Row(
     "P16",
     "claims from deep queues, on both stores",
-    "p50 and p99 of a claim at 100 k (1 M and 5 M in full) ready, scheduled, finished, unknown <= 1.3 x those at 1 k",
+    "p50 and p90 of a claim at 100 k (p99, and 1 M and 5 M, in full) ready, scheduled, finished, unknown <= 1.3 x "
+    "those at 1 k, more only by what another queue at 1 k differs",
     run,
     controls=("depth:by_index",),
 )
