@@ -406,12 +406,27 @@ def test_j01_a_process_that_checkpoints_in_vain_keeps_the_others_from_it_while_i
             if "sqlite.checkpoint_busy" in caplog.messages:
                 break
             threading.Event().wait(0.01)
-    with sqlite._turn(file.driver.wal) as mine:
+    turns = sqlite._Turns(file.driver.wal)
+    with turns.mine() as mine:
         assert not mine
     file.close()  # which does not wait until it has rested
-    with sqlite._turn(file.driver.wal) as mine:
+    with turns.mine() as mine:
         assert mine
+    turns.close()
     reader.close()
+
+
+def test_j01_a_writer_stands_back_while_another_process_checkpoints(file):
+    file.enqueue()
+    turns = sqlite._Turns(file.driver.wal)
+    with ThreadPoolExecutor(1) as threads, turns.mine():
+        written = threads.submit(file.enqueue)
+        with pytest.raises(TimeoutError):
+            written.result(0.2)
+        turns.rest()  # a reader was in its way
+        assert written.result(3)
+    turns.close()
+    assert file.query("select count(*) from duly_job") == [(2,)]
 
 
 def test_j01_a_write_is_not_refused_as_locked_while_others_get_the_lock(tmp_path, monkeypatch):

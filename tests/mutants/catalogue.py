@@ -1472,9 +1472,21 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)",
-        "pass",
+        "        took = _lock(self._checkpointer, whole=True)",
+        "        took = True",
         "tests/contract/test_hazards.py -k checkpoints_in_vain",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "                self._turns.stand_back()\n",
+        "",
+        "tests/contract/test_hazards.py -k stands_back",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "        _unlock(self._checkpointer)\n        _lock(self._checkpointer, whole=False)\n",
+        "        pass\n",
+        "tests/contract/test_hazards.py -k stands_back",
     ),
     Mutant(
         "src/duly/store/sqlite.py",

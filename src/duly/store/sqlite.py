@@ -53,9 +53,10 @@ NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph"
 BUSY_SECONDS = 5.0
 # How often a writer looks whether it can have the lock: at random, so that all who wait have the same chance.
 LOCK_LOOK_SECONDS = (0.0005, 0.004)
-# A checkpoint waits for readers while it holds off writers, so it must give up before they do (see decisions).
-CHECKPOINT_SECONDS = 4.0
-CHECKPOINT_REST_SECONDS = 30.0
+# A checkpoint waits for readers while it holds off writers, so it must give up before they do (see decisions). It waits
+# for those that it finds, and then for those that came meanwhile.
+CHECKPOINT_SECONDS = 4.8
+CHECKPOINT_REST_SECONDS = (5.0, 30.0)  # after the first in vain, each time twice as long, and at most
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 MOST_AT_ONCE = 256
 READERS = 4
@@ -318,6 +319,8 @@ class _Writer:
         self._broken = False
         self._stopped = threading.Event()
         self._checkpoint = threading.Event()
+        self._turns = _Turns(self._wal)
+        self._rest_s = CHECKPOINT_REST_SECONDS[0]
         # SQLite would keep them apart as well, but by polling: a commit would sleep on after the checkpoint's end.
         self._one_at_a_time = threading.Lock()
         self._threads = [
@@ -353,6 +356,7 @@ class _Writer:
         for thread in self._threads:
             thread.join()
         self._conn.close()
+        self._turns.close()
 
     def mind_wal(self) -> None:
         """Wake the checkpointer if the WAL has grown."""
@@ -364,6 +368,7 @@ class _Writer:
             # Who went away before we began is not served; from here on nobody can take his request back.
             wanted = [one for one in batch if one[1].set_running_or_notify_cancel()]
             try:
+                self._turns.stand_back()
                 with self._one_at_a_time:
                     self._commit(wanted)
             except BaseException as error:  # whatever it is, nobody may wait for ever
@@ -462,12 +467,12 @@ class _Writer:
                 if conn is None:
                     conn = self._driver.connect()
                     conn.execute(f"pragma busy_timeout = {int(CHECKPOINT_SECONDS * 1000)}")
-                with _turn(self._wal) as mine:
+                with self._turns.mine() as mine:
                     if mine and is_long(self._wal):
                         self._cut(conn)
             except (OSError, sqlite3.Error, DulyError) as error:
                 log.warning("sqlite.checkpoint_failed", extra={"path": str(self._driver.path), "error": str(error)})
-                self._stopped.wait(CHECKPOINT_REST_SECONDS)
+                self._stopped.wait(CHECKPOINT_REST_SECONDS[1])
         if conn is not None:
             conn.close()
 
@@ -475,10 +480,73 @@ class _Writer:
         """Write the log into the file and empty it."""
         with self._one_at_a_time:
             busy, pages, _ = conn.execute("pragma wal_checkpoint(truncate)").fetchone()
+        first, longest = CHECKPOINT_REST_SECONDS
+        rest, self._rest_s = self._rest_s, min(2 * self._rest_s, longest) if busy else first
         if busy:
             log.info("sqlite.checkpoint_busy", extra={"path": str(self._driver.path), "wal_pages": pages})
             # A reader stays: trying at once again, in this process or in another, would only hold up writers.
-            self._stopped.wait(CHECKPOINT_REST_SECONDS)
+            self._turns.rest()
+            self._stopped.wait(rest)
+
+
+class _Turns:
+    """One process at a time checkpoints, and the others let it: a lock on the log, on which SQLite has none.
+
+    SQLite's own waiting would seldom get the lock that writers take again and again. Who holds this one whole is at
+    work, who shares it rests after it has held up writers in vain.
+    """
+
+    def __init__(self, wal: str) -> None:
+        self._checkpointer, self._writer = _descriptor(wal), _descriptor(wal)
+
+    def close(self) -> None:
+        """Let go of the log."""
+        for descriptor in (self._checkpointer, self._writer):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    @contextmanager
+    def mine(self) -> Iterator[bool]:
+        """Take the turn to checkpoint. False: another is at it, or rests."""
+        took = _lock(self._checkpointer, whole=True)
+        try:
+            yield took
+        finally:
+            _unlock(self._checkpointer)
+
+    def rest(self) -> None:
+        """Keep the turn, and let writers go on."""
+        _unlock(self._checkpointer)
+        _lock(self._checkpointer, whole=False)
+
+    def stand_back(self) -> None:
+        """Wait while another checkpoints, as long as that may take."""
+        give_up_at = time.monotonic() + CHECKPOINT_SECONDS
+        while not _lock(self._writer, whole=False) and time.monotonic() < give_up_at:
+            time.sleep(LOCK_LOOK_SECONDS[0])
+        _unlock(self._writer)
+
+
+def _descriptor(wal: str) -> int | None:
+    try:
+        return os.open(wal, os.O_RDONLY)
+    except OSError:  # a file system without shared memory has no log: there SQLite's own locks must do
+        return None
+
+
+def _lock(descriptor: int | None, *, whole: bool) -> bool:
+    if sys.platform == "win32" or descriptor is None:
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if whole else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unlock(descriptor: int | None) -> None:
+    if sys.platform != "win32" and descriptor is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 class _Sight:
@@ -515,26 +583,6 @@ def data_version(conn: sqlite3.Connection) -> int | None:
         return int(conn.execute("pragma data_version").fetchone()[0])
     except sqlite3.Error:
         return None
-
-
-@contextmanager
-def _turn(wal: str) -> Iterator[bool]:
-    """Have one process at a time checkpoint, and rest after it has held up writers in vain. False: another is at it.
-
-    SQLite has no locks of its own on the log, which closing it here would drop.
-    """
-    if sys.platform == "win32":
-        yield True
-        return
-    log = os.open(wal, os.O_RDONLY)
-    try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield False
-    else:
-        yield True
-    finally:
-        os.close(log)
 
 
 def is_long(wal: str) -> bool:
