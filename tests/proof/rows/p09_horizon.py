@@ -271,4 +271,5 @@ ROW = Row(
     "throughput >= 90 %, claim p99 <= 3 x those of before and of a queue beside it, back within 60 s",
     run,
     controls=("watermark",),
+    of_speed=True,
 )

@@ -273,4 +273,5 @@ ROW = Row(
     f"1.5 ms (same process), each judged at {BUSY} x, as other work on the machine adds to it",
     run,
     controls=("p10:only_for_sleepers", "p10:poll"),
+    of_speed=True,
 )

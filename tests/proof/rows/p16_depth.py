@@ -246,4 +246,5 @@ ROW = Row(
     "those at 1 k, more only by what another queue at 1 k differs",
     run,
     controls=("depth:by_index",),
+    of_speed=True,
 )

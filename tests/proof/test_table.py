@@ -1,0 +1,56 @@
+"""How a row is run: what was only too slow is measured again, what went wrong is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.proof import table
+from tests.proof.table import Figure, NotRun, Row
+
+
+def row(*figures: Figure | Exception) -> tuple[Row, list[Figure | Exception]]:
+    left = list(figures)
+
+    def run(setting: table.Setting) -> Figure:
+        figure = left.pop(0)
+        if isinstance(figure, Exception):
+            raise figure
+        return figure
+
+    return Row("P0", "a row", "a target", run, controls=()), left
+
+
+SLOW = Figure("slow", False, only_slow=True)
+WRONG = Figure("wrong", False)
+FINE = Figure("fine", True)
+
+
+def test_what_was_only_slow_is_measured_again_and_says_so():
+    made, left = row(SLOW, FINE, FINE)
+    line = table.run(made, seed=1, full=False)
+    assert (line.verdict, len(left)) == ("green", 1)
+    assert line.figure == "fine [measured again, as it was too slow: slow]"
+
+
+def test_what_is_slow_each_time_is_red_and_only_tolerated_where_that_is_asked():
+    made, left = row(SLOW, SLOW, SLOW, FINE)
+    line = table.run(made, seed=1, full=False)
+    assert (line.verdict, len(left)) == ("RED", 1)
+    assert not table.holds(line)
+    assert table.holds(line, tolerant=True)
+
+
+@pytest.mark.parametrize("fault", [WRONG, RuntimeError("a fault of the row")])
+def test_what_went_wrong_is_never_repeated_and_never_tolerated(fault, capsys):
+    made, left = row(fault, FINE)
+    line = table.run(made, seed=1, full=False)
+    assert len(left) == 1
+    assert not table.holds(line, tolerant=True)
+
+
+def test_what_cannot_be_run_says_why():
+    made, _ = row(NotRun("no such server: install it"))
+    line = table.run(made, seed=1, full=False)
+    assert (line.verdict, line.figure) == ("NOT RUN", "no such server: install it")
+    assert not table.holds(line)
+    assert table.holds(line, tolerant=True)
