@@ -140,7 +140,7 @@ def test_j09_a_call_after_the_lease_was_taken_raises_and_writes_nothing(app: Dul
     raised: list[BaseException] = []
     written: list[Any] = []
 
-    def note(error: LeaseLost, ctx: Any) -> None:
+    def note(error: BaseException, ctx: Any) -> None:
         raised.append(error)
         record = found(app, ctx.job_id)
         written.append((record.progress, record.heartbeat_at))  # of whoever has it by now
@@ -161,7 +161,7 @@ def test_j09_a_call_after_the_lease_was_taken_raises_and_writes_nothing(app: Dul
             steal(app, ctx.job_id)
             try:
                 await (ctx.progress(5) if call == "progress" else ctx.heartbeat())
-            except LeaseLost as error:
+            except (LeaseLost, asyncio.CancelledError) as error:  # the worker may have told it already
                 note(error, ctx)
                 raise
         return f"attempt {ctx.attempt}"
@@ -169,8 +169,11 @@ def test_j09_a_call_after_the_lease_was_taken_raises_and_writes_nothing(app: Dul
     task: Any = app.task(lease="30s")(zombie if kind == "sync" else azombie)
     job = task.enqueue()
     work_until(app, lambda: found(app, job.id).state.ended)
-    assert [type(error) for error in raised] == [LeaseLost]
-    assert f"{task.name} {job.id}: the lease is lost" in str(raised[0])
+    [error] = raised
+    if isinstance(error, LeaseLost):
+        assert f"{task.name} {job.id}: the lease is lost" in str(error)
+    else:
+        assert kind == "async"
     assert written == [(None, None)]
     assert (found(app, job.id).state, found(app, job.id).result) == (State.SUCCEEDED, "attempt 2")
 
