@@ -242,6 +242,7 @@ class Children:
                 continue
             if child is asked and not child.answered:
                 child.kill()
+                return
             asked = child
             child.ask(lease)
 

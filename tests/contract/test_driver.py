@@ -208,3 +208,28 @@ def test_the_url_to_listen_on_reaches_the_driver(postgres_url: str) -> None:
         assert isinstance(driver, PostgresDriver)
         assert (driver._listen_url is None) == (listen_url is None)
         driver.close()
+
+
+class _LockedThenBroken:
+    """Stands for a connection whose file is locked at first, and then cannot be read."""
+
+    def __init__(self) -> None:
+        self._codes = [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR]
+
+    def execute(self, sql: str) -> Any:
+        error = sqlite3.OperationalError("no")
+        error.sqlite_errorcode = sqlite3.SQLITE_ERROR if sql.startswith("pragma") else self._codes.pop(0)
+        raise error
+
+
+def test_who_waits_for_a_lock_is_told_at_once_what_else_is_wrong(tmp_path: Path) -> None:
+    driver = SQLiteDriver(tmp_path / "duly.db")
+    driver.run(ops.leave("nobody"))
+    writer = driver._writer
+    assert writer is not None
+    conn, writer._conn = writer._conn, _LockedThenBroken()  # type: ignore[assignment]
+    with pytest.raises(sqlite3.OperationalError) as told:
+        writer._begin()
+    assert told.value.sqlite_errorcode == sqlite3.SQLITE_IOERR
+    writer._conn = conn
+    driver.close()

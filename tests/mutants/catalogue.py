@@ -1490,14 +1490,20 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "if not is_busy(error) or (give_up_at and before == seen):",
-        "if not is_busy(error) or give_up_at:",
+        "                if not is_busy(error):\n                    raise\n                now = time",
+        "                now = time",
+        "tests/contract/test_driver.py -k what_else_is_wrong",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "if give_up_at and before == seen:",
+        "if give_up_at:",
         "tests/contract/test_hazards.py -k while_others_get_the_lock",
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "if not is_busy(error) or (give_up_at and before == seen):",
-        "if not is_busy(error):",
+        "if give_up_at and before == seen:",
+        "if False:",
         "tests/contract/test_driver.py -k stays_locked",
     ),
     Mutant(

@@ -433,10 +433,12 @@ class _Writer:
                 self._conn.execute("begin immediate")
                 return
             except sqlite3.OperationalError as error:
+                if not is_busy(error):
+                    raise
                 now = time.monotonic()
                 if now >= give_up_at:
                     before, seen = seen, data_version(self._conn)
-                    if not is_busy(error) or (give_up_at and before == seen):
+                    if give_up_at and before == seen:
                         raise
                     give_up_at = now + self._driver.busy_s
             time.sleep(random.uniform(*LOCK_LOOK_SECONDS))  # noqa: S311
