@@ -344,8 +344,12 @@ class PostgresDriver(Driver):
         )
         # The statements of a list each see what was committed before them, whatever the server's default is.
         conn.isolation_level = IsolationLevel.READ_COMMITTED
-        if self._prepared:
-            conn.prepare_hint()
+        try:
+            if self._prepared:
+                conn.prepare_hint()
+        except psycopg.Error:  # behind PgBouncer, say, with `prepared` left on
+            conn.close()
+            raise
         return conn
 
     def _look_around(self, conn: Connection[Any]) -> None:
