@@ -59,6 +59,7 @@ NOT_RETRIED = "not retried"
 MOST_CRASHES = 3
 KILLED_ITS_WORKER = "killed its worker"
 LOST_ON_LAST_ATTEMPT = "worker lost on the last attempt"
+DONE = Change(State.SUCCEEDED)
 
 
 def allowed(start: State | None, end: State) -> bool:
@@ -85,7 +86,7 @@ def decide(
     """Say what becomes of a job whose attempt number `attempt` ended in `outcome`; it had crashed `crashes` times."""
     match outcome:
         case Succeeded(result):
-            return Change(State.SUCCEEDED, result=result)
+            return DONE if result is None else Change(State.SUCCEEDED, result=result)
         case PartlyDone(reason, result):
             return Change(State.PARTIAL, reason=reason, result=result)
         case Cancelled(reason):

@@ -167,7 +167,7 @@ class Change(Struct, frozen=True):
     crashed: bool = False
 
 
-class Claimed(Struct, frozen=True):
+class Claimed(Struct, frozen=True, gc=False):
     """A job on lease: all that a worker needs to run it and to record how it ended."""
 
     id: str

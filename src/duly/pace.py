@@ -15,7 +15,7 @@ from duly.tasks import Kind, Task
 QUICK_SECONDS = 0.05
 AHEAD_SECONDS = 0.1
 LATE_SECONDS = 0.25
-MOST_AHEAD = 1000
+MOST_AHEAD = 2000
 MOST_BYTES = 8 * 1024 * 1024
 ENOUGH = 20  # attempts to judge a task by
 

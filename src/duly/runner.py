@@ -49,32 +49,35 @@ def change_of(lease: Lease, outcome: Outcome, chance: float) -> Change:
     return decide(job.attempt, job.max_attempts, outcome, policy=policy, chance=chance, crashes=job.crashes)
 
 
-async def arun(lease: Lease) -> Outcome:
-    """Run an async handler to its outcome, in a context of its own."""
+async def arun(lease: Lease, aio: asyncio.Task[Any] | None = None) -> Outcome:
+    """Run an async handler to its outcome, in a context of its own. `aio` is the task we are in, where it is known."""
     try:
-        return await _arun(lease)
+        return await _arun(lease, aio or asyncio.current_task())
     except Exception as error:  # whatever it is, the job must come to an end
         return _unforeseen(lease, error)
     finally:
         lease.over = True
 
 
-async def _arun(lease: Lease) -> Outcome:
+async def _arun(lease: Lease, aio: asyncio.Task[Any] | None) -> Outcome:
     try:
         args, kwargs = _arguments(lease)
     except _CannotRun as reason:
         return reason.outcome
     context = contextvars.copy_context()
     context.run(current.set, lease)
-    lease.aio = asyncio.current_task()
+    lease.aio = aio
     try:
         returned = await _Within(context, lease.task.definition.handler(*args, **kwargs))
         outcome = _returned(lease, returned)
     except BaseException as error:
         outcome = _raised(lease, error)
-    await _no_longer_cancelled(lease)
-    await _landed(lease)
-    return await _asettled(lease, outcome)
+    lease.aio = None
+    if aio is not None and aio.cancelling():
+        await _no_longer_cancelled(aio)
+    if lease.in_flight or lease.left:
+        await _landed(lease)
+    return outcome if lease.conn is None else await _asettled(lease, outcome)
 
 
 def run(lease: Lease) -> Outcome:
@@ -108,7 +111,7 @@ def _run(lease: Lease) -> Outcome:
         outcome = _returned(lease, returned)
     except BaseException as error:
         outcome = _raised(lease, error)
-    return _settled(lease, outcome)
+    return outcome if lease.conn is None else _settled(lease, outcome)
 
 
 class _CannotRun(Exception):
@@ -223,11 +226,8 @@ def _signalled(signal: Signal) -> Outcome:
     return Failed(describe(signal))
 
 
-async def _no_longer_cancelled(lease: Lease) -> None:
+async def _no_longer_cancelled(aio: asyncio.Task[Any]) -> None:
     """Take back the requests to cancel that were meant for the handler: its consumer goes on."""
-    aio, lease.aio = lease.aio, None
-    if aio is None or not aio.cancelling():
-        return
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)  # one that the handler has not heard of would reach the next job
     while aio.cancelling():

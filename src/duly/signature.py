@@ -46,6 +46,8 @@ class SignatureCodec:
     stars: _Parameter | None
     plain: bool
     sets: bool
+    # Reads a payload that has every argument and nothing else, at once; None where the handler takes no such call.
+    whole: msgspec.json.Decoder[Any] | None
 
     def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Write a call's arguments as a JSON object of names to values; wrong ones are refused."""
@@ -68,6 +70,9 @@ class SignatureCodec:
 
     def decode_call(self, text: str) -> tuple[list[Any], dict[str, Any]]:
         """Read a payload as the positional and keyword arguments of the handler."""
+        if self.whole is not None and codec.MARK not in text:
+            with suppress(*codec.UNREADABLE):  # an argument is left out, or wrong, which is told argument by argument
+                return list(msgspec.structs.astuple(self.whole.decode(text))), {}
         values = self._values(text)
         starred = values.pop(self.star.name, []) if self.star else []
         args: list[Any] = []
@@ -187,6 +192,7 @@ def signature_codec(handler: Callable[..., Any], *, skip_first: bool = False) ->
     parameters = list(signature.parameters.values())[int(skip_first) :]
     compiled = [_parameter(handler, parameter) for parameter in parameters]
     by_kind = {parameter.kind: parameter for parameter in compiled}
+    plain = all(_leads(parameter) for parameter in compiled)
     varied = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return SignatureCodec(
         task=handler.__name__,
@@ -195,9 +201,19 @@ def signature_codec(handler: Callable[..., Any], *, skip_first: bool = False) ->
         named={parameter.name: parameter for parameter in compiled if parameter.kind not in varied},
         star=by_kind.get(inspect.Parameter.VAR_POSITIONAL),
         stars=by_kind.get(inspect.Parameter.VAR_KEYWORD),
-        plain=all(_leads(parameter) for parameter in compiled),
+        plain=plain,
         sets=any(_holds_set(parameter.hint) for parameter in compiled),
+        whole=_whole(compiled) if plain else None,
     )
+
+
+def _whole(parameters: Sequence[_Parameter]) -> msgspec.json.Decoder[Any] | None:
+    """Compile the decoder of a call in which every argument is given by position."""
+    fields = [(parameter.name, parameter.hint) for parameter in parameters]
+    try:
+        return codec.decoder_of(msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True))
+    except (TypeError, ValueError):  # a name or a type that stands by itself, but not in a struct
+        return None
 
 
 def _bare(parameter: inspect.Parameter) -> str:

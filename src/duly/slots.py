@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from duly.worker import Worker
 
 # How long handlers run on without a look at the rest of the event loop.
-FAIR_SECONDS = 0.001
+FAIR_SECONDS = 0.0005
 
 
 class Slots:
@@ -36,6 +36,8 @@ class Slots:
         self._lock = threading.Lock()  # of the two above, which threads change too
         self._resting: list[asyncio.Future[Lease]] = []
         self._background: set[asyncio.Task[Any]] = set()
+        self._looked_up_at = 0.0  # when the event loop last had its turn
+        self._looking_up = False
         self._closing = False
         self.threads = Threads(worker.concurrency, worker.spawn, self._run_in_thread)
 
@@ -43,6 +45,11 @@ class Slots:
     def free(self) -> int:
         """How many handlers could begin now."""
         return self._worker.concurrency - self._running
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for a slot."""
+        return len(self._waiting)
 
     @property
     def oldest(self) -> Lease | None:
@@ -70,11 +77,12 @@ class Slots:
                 return self._waiting.popleft()
         return None
 
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something beside the turns, until it ends or the worker does."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     def closing(self) -> set[asyncio.Task[Any]]:
         """Take on nothing more, and give the tasks that are still there."""
@@ -100,10 +108,10 @@ class Slots:
 
     async def _consume(self, lease: Lease) -> None:
         """Run async handlers, one after the other, for as long as the worker lives."""
-        looked_up_at = self._clock()
+        consumer = asyncio.current_task()
         while True:
             lease.begun_at = self._clock()
-            self._worker.ended(lease, await runner.arun(lease))
+            self._worker.ended(lease, await runner.arun(lease, consumer))
             if self._closing:
                 return
             following = self._following(Kind.ASYNC)
@@ -111,11 +119,20 @@ class Slots:
                 resting: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
                 self._resting.append(resting)
                 following = await resting
-                looked_up_at = self._clock()
-            elif lease.begun_at - looked_up_at > FAIR_SECONDS:
+            elif lease.begun_at - self._looked_up_at > FAIR_SECONDS:
+                self._look_up()
                 await asyncio.sleep(0)
-                looked_up_at = self._clock()
             lease = following
+
+    def _look_up(self) -> None:
+        """Have the time noted when the event loop begins its next round, which all consumers then share."""
+        if not self._looking_up:
+            self._looking_up = True
+            asyncio.get_running_loop().call_soon(self._looked_up)
+
+    def _looked_up(self) -> None:
+        self._looking_up = False
+        self._looked_up_at = self._clock()
 
     def _run_in_thread(self, lease: Lease) -> Lease | None:
         """Run a sync handler in this thread, and give the next one for it."""

@@ -1,9 +1,9 @@
 """A worker: takes jobs on lease, runs their handlers, records how they ended.
 
-It works in turns: finish everything that has ended since the last turn, claim as many as there are free slots. There
-are no timers to fill a batch: while one turn is on its way to the database, results pile up and make the next one.
-Async handlers run in long-lived consumers on the event loop, sync ones in long-lived threads. A slot is free again
-when the end of its job is recorded.
+It works in turns: send off everything that has ended since the last turn, claim as many as there are free slots. There
+are no timers to fill a batch: while ends are on their way to the database, others pile up and make the next batch, and
+claims go on meanwhile. Async handlers run in long-lived consumers on the event loop, sync ones in long-lived threads.
+A slot is free again when the end of its job is on its way.
 
 Beside the turns run the beats (`heart`), the upkeep of the queue (`upkeep`), the suspects (`isolation`) and a watch
 over handlers that should have ended. Polling is the truth; a wake-up only spares the wait.
@@ -29,7 +29,7 @@ from duly.events import about
 from duly.failure import describe
 from duly.heart import Heart, identity
 from duly.isolation import Children, Suspects
-from duly.loop import stopped_by_signals, tasks_of_handlers_noted
+from duly.loop import stopped_by_signals, tasks_of_handlers_noted, threads_switched_often
 from duly.model import Change, Failed, Outcome, Released, State, Verdict
 from duly.overtime import Overtime
 from duly.pace import LATE_SECONDS, Pace
@@ -51,6 +51,7 @@ T = TypeVar("T")
 Ended = tuple[Lease, Change]
 
 BUSY_SECONDS = 1.0
+PARTS = 3  # in which quick jobs are claimed ahead: one is on its way while the others run
 # After the grace time: how long a handler that was told to stop gets, and what recording that may take.
 TOLD_SECONDS = 0.3
 LAST_SECONDS = 0.6
@@ -102,6 +103,8 @@ class Worker:
         self._told = False
         self._gave_back = False
         self._filling = False
+        self._recording: asyncio.Task[None] | None = None  # ends that are on their way
+        self._being_recorded = 0  # how many slots they free
         self.emptying = False  # claims nothing, so that a suspect can run alone in this process
         self._poked = False
         self._exhausted: set[str] = set()  # queues that had less than this turn asked for
@@ -124,7 +127,11 @@ class Worker:
         self._vacant = asyncio.Event()  # something held was recorded
         self._suspects = Suspects(self)
         self._refuse_what_cannot_run()
-        with stopped_by_signals(self.stop, wanted=self._signals), tasks_of_handlers_noted():
+        with (
+            stopped_by_signals(self.stop, wanted=self._signals),
+            tasks_of_handlers_noted(),
+            threads_switched_often(wanted=not self.driver.one_writer),
+        ):
             await self._begin()
             turns = asyncio.create_task(self._turns(), name="duly-turns")
             beside = [asyncio.create_task(work, name=f"duly-{name}") for name, work in self._beside()]
@@ -259,6 +266,8 @@ class Worker:
             self._poked = False
             await self._turn()
             await self._rest()
+        if self._recording is not None:
+            await self._recording
 
     def _done(self) -> bool:
         if self._held or self._ended:
@@ -267,21 +276,44 @@ class Worker:
         return self._stopping or (self.draining and empty)
 
     async def _turn(self) -> None:
-        """Finish what has ended, claim what there is room for; both in one round trip."""
+        """Send off what has ended, claim what there is room for: both are on their way at the same time."""
         self._give_back_late()
         if self._stopping:
             self._stop_running()
+        if not self._is_recording():
+            await self._send_ended()
+        await self._fill()
+
+    def _is_recording(self) -> bool:
+        """Say whether ends are on their way to the database."""
+        if self._recording is None:
+            return False
+        if self._recording.done():
+            self._recording.result()
+            self._recording = None
+        return self._recording is not None
+
+    async def _send_ended(self) -> None:
+        """Send off what has ended since the last time; the claims go on meanwhile."""
         ended = self._take_ended()
         for one in ended:
             if one[0].staged:  # its row may still be locked by the handler's own transaction
                 self._slots.in_background(self._record_apart(one))
         ended = [one for one in ended if not one[0].staged]
         if ended:
-            await asyncio.gather(self.record(ended, patient=False), self._fill())
+            self._being_recorded = sum(lease.job.id not in self._aside for lease, _ in ended)
+            self._recording = self._slots.in_background(self._record_turn(ended))
+            if self.driver.one_writer:
+                await asyncio.sleep(0)  # it begins, so that the claim can share its commit
+
+    async def _record_turn(self, ended: Sequence[Ended]) -> None:
+        try:
+            await self.record(ended, patient=False)
             if any(change.state is State.READY for _, change in ended):
                 self._exhausted.clear()  # what was given back may be claimed again
-        else:
-            await self._fill()
+        finally:
+            self._being_recorded = 0
+            self.poke()
 
     def _take_ended(self) -> list[Ended]:
         ended = []
@@ -357,16 +389,20 @@ class Worker:
         ahead, quick = self._pace.ahead(self.clock())
         claimed, looked = 0, False
         for queue in list(self._order):
-            room, further = self._room(queue), 0 if self.queues[queue] else ahead
+            room, further = self._room(queue), self._further(queue, ahead)
             looked = looked or room > 0 or (room + further > 0 and quick.issuperset(self.app.tasks))
             claimed += await self._take_from(queue, room, further, quick)
         if looked:  # who has no room found nothing because it did not look
             self._note_busy(claimed)
 
+    def _further(self, queue: str, ahead: int) -> int:
+        """Say how many jobs beyond the free slots to claim of a queue: none until a part of them has begun."""
+        return 0 if self.queues[queue] or self._slots.waiting > ahead - ahead // PARTS else ahead
+
     async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
         """Claim for the free slots, and of quick tasks beyond them."""
         if quick.issuperset(self.app.tasks):
-            return await self._take(queue, room + ahead, self.app.tasks)
+            return await self._take(queue, min(room + ahead, self.concurrency + ahead // PARTS), self.app.tasks)
         taken = await self._take(queue, room, self.app.tasks)
         # Not before a slot is free again: quick jobs on top of quick jobs would never leave one to the others.
         if ahead and taken >= room > 0:
@@ -444,7 +480,7 @@ class Worker:
 
     def _room(self, queue: str) -> int:
         """Say how many jobs of a queue may be claimed beside those held."""
-        room = self.concurrency - (len(self._held) - len(self._aside)) - len(self._stuck)
+        room = self.concurrency - (len(self._held) - len(self._aside) - self._being_recorded) - len(self._stuck)
         limit = self.queues[queue]
         if limit is not None:
             room = min(room, limit - sum(lease.job.queue == queue for lease in self._held.values()))
@@ -454,7 +490,7 @@ class Worker:
 
     async def _rest(self) -> None:
         """Sleep until something may have changed: a job ended, one was enqueued, one is due."""
-        if self._ended or self._done() or self._may_claim_more():
+        if (self._ended and not self._is_recording()) or self._done() or self._may_claim_more():
             return
         idle = self._takes_jobs() and any(self._room(queue) > 0 for queue in self.queues)
         if idle and not self._armed:
@@ -494,8 +530,14 @@ class Worker:
 
     def _may_claim_more(self) -> bool:
         """Say whether there is room, perhaps only since this turn's finishes, for a queue that may have jobs."""
-        return self._takes_jobs() and any(
-            queue not in self._exhausted and self._room(queue) > 0 for queue in self.queues
+        if not self._takes_jobs():
+            return False
+        ahead, quick = self._pace.ahead(self.clock())
+        if not quick.issuperset(self.app.tasks):
+            ahead = 0
+        return any(
+            queue not in self._exhausted and self._room(queue) + self._further(queue, ahead) > 0
+            for queue in self.queues
         )
 
     def _takes_jobs(self) -> bool:

@@ -371,7 +371,27 @@ def test_postgres_begins_a_claim_at_its_mark_and_does_not_filter_what_lies_befor
     assert "due_at" not in walk["Filter"]
 
 
-@pytest.mark.parametrize("name", ["queues", "parked"])
+COMPILED_FROM = 100_000  # PostgreSQL's own jit_above_cost
+WALKS_OVER_QUEUES = ("queues", "parked")  # recursive: they are expected to cost more than they do
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
+def test_postgres_expects_nothing_so_costly_that_it_would_compile_it(
+    postgres_plans: psycopg.Connection[Any], generic: bool
+) -> None:
+    """That takes a fifth of a second, once a connection and plan: longer than the work."""
+    costly = {}
+    for name, asked in ASKED.items():
+        if name in WALKS_OVER_QUEUES:
+            continue
+        for section in asked.op.sections:
+            for plan in plans(postgres_plans, section, asked.op, generic=generic):
+                if plan["Total Cost"] >= COMPILED_FROM:
+                    costly[name, section] = plan["Total Cost"]
+    assert costly == {}
+
+
+@pytest.mark.parametrize("name", WALKS_OVER_QUEUES)
 def test_postgres_compiles_no_walk_over_queues(postgres_plans: psycopg.Connection[Any], name: str) -> None:
     op = ASKED[name].op
     with postgres_plans.transaction():

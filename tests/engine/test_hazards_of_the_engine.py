@@ -173,7 +173,7 @@ def test_j18_a_worker_whose_owner_cancels_it_records_what_has_ended(app: Duly) -
     def work(n: int) -> None:
         ran.append(n)
 
-    work.enqueue_many(work.call(n) for n in range(6000))
+    work.enqueue_many(work.call(n) for n in range(20_000))
 
     async def scenario() -> None:
         running = asyncio.create_task(app.arun(signals=False))
@@ -189,7 +189,7 @@ def test_j18_a_worker_whose_owner_cancels_it_records_what_has_ended(app: Duly) -
         assert [job.id for job in app.list(state=State.RUNNING)] == []
     drain(app)
     done = app.list(state=State.SUCCEEDED, limit=100_000)
-    assert len(done) == 6000
+    assert len(done) == 20_000
     assert {job.attempt for job in done} == {1}
 
 

@@ -17,6 +17,54 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "json_typeof(knows.version) = 'number' and json_typeof(serves.queue) = 'string'",
+        "true",
+        "tests/contract/test_plans.py -k so_costly",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "     where duly_job.id = any (array(select id from input)) and duly_job.id = input.id\n       and duly_job.token is not distinct from input.token\n       and state",
+        "     where duly_job.id = input.id and duly_job.token = input.token\n       and state",
+        "tests/contract/test_plans.py -k intended_indexes",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "len(self._aside) - self._being_recorded)",
+        "len(self._aside))",
+        "tests/engine/test_turns.py -k claimed_while_an_end",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "if (self._ended and not self._is_recording()) or self._done()",
+        "if self._ended or self._done()",
+        "tests/engine/test_turns.py -k does_not_spin",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "            self._recording.result()\n",
+        "",
+        "tests/engine/test_turns.py -k breaks_the_worker",
+    ),
+    Mutant(
+        "src/duly/slots.py",
+        "                self._look_up()\n",
+        "                self._looked_up()\n",
+        "tests/engine/test_turns.py -k has_its_turn",
+    ),
+    Mutant(
+        "src/duly/loop.py",
+        "        sys.setswitchinterval(before)\n",
+        "        pass\n",
+        "tests/engine/test_turns.py -k switch",
+    ),
+    Mutant(
+        "src/duly/signature.py",
+        "if self.whole is not None and codec.MARK not in text:",
+        "if self.whole is not None:",
+        "tests/rules",
+    ),
+    Mutant(
         "src/duly/worker.py",
         "            self._superseded(job.id)\n",
         "",
@@ -258,8 +306,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/postgres/job.sql",
-        "input.token\n     where duly_job.id = any (array(select id from input)) and duly_job.state = 'running' and key",
-        "duly_job.token\n     where duly_job.id = any (array(select id from input)) and duly_job.state = 'running' and key",
+        "input.token\n       and state = 'running' and key",
+        "duly_job.token\n       and state = 'running' and key",
         "tests/contract/test_claim.py -k j09_a_worker_that_lost",
     ),
     Mutant(
@@ -1613,8 +1661,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/postgres/job.sql",
-        "input.token\n     where duly_job.id = any (array(select id from input)) and duly_job.state = 'running' and keep_ms",
-        "duly_job.token\n     where duly_job.id = any (array(select id from input)) and duly_job.state = 'running' and keep_ms",
+        "input.token\n   and state = 'running' and keep_ms",
+        "duly_job.token\n   and state = 'running' and keep_ms",
         "tests/contract/test_hazards.py -k stale_token_ends",
     ),
     Mutant(
@@ -1805,7 +1853,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/postgres/job.sql",
-        "              and parked_version <= knows.version::bigint",
+        "              and parked_version <= (knows.version #>> '{}')::bigint",
         "              and parked_version > 0",
         "tests/contract/test_park.py -k that_knows_it_only",
     ),
@@ -1817,7 +1865,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/postgres/job.sql",
-        "duly_job.queue = serves.queue and ",
+        "duly_job.queue = serves.queue #>> '{}' and ",
         "",
         "tests/contract/test_park.py -k other_queues",
     ),

@@ -130,6 +130,8 @@ class Pace:
 class Driver(ABC):
     """Runs operations on one database, sync and async."""
 
+    one_writer = False  # operations wait for each other, and what waits together is committed together
+
     def __init__(self, *, hook: Hook | None = None, pauses: tuple[float, ...] = PAUSES) -> None:
         self.hook = hook
         # How often the database could not be reached or used: what others failed to do meanwhile proves nothing.

@@ -79,6 +79,8 @@ _one_fork = threading.Lock()
 class SQLiteDriver(Driver):
     """Runs operations on one SQLite file. Opens nothing and starts no thread before the first one."""
 
+    one_writer = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],

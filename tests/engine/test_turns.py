@@ -1,0 +1,152 @@
+"""How a worker keeps the database busy: claims go on while ends are on their way, and nobody else waits for long."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from duly import Duly
+from duly.model import State
+from duly.store.ops import Op
+from duly.worker import Worker
+
+SECONDS = 20
+
+
+def slowed(app: Duly, name: str, until: Callable[[Op[Any]], Awaitable[None]]) -> list[str]:
+    """Hold up the operations of this name; gives the list of all that were sent."""
+    sent: list[str] = []
+    send = app.driver.arun
+
+    async def arun(op: Op[Any]) -> Any:
+        sent.append(op.name)
+        if op.name == name:
+            await until(op)
+        return await send(op)
+
+    app.driver.arun = arun  # type: ignore[method-assign]
+    return sent
+
+
+async def drained(app: Duly, **options: Any) -> None:
+    await asyncio.wait_for(Worker(app, signals=False, drain=True, **options).run(), SECONDS)
+
+
+def test_the_next_job_is_claimed_while_an_end_is_on_its_way(app: Duly) -> None:
+    began = asyncio.Event()
+
+    @app.task
+    async def one(number: int) -> None:
+        if number == 2:
+            began.set()
+
+    one.enqueue(1)
+    one.enqueue(2)
+    held: list[str] = []
+
+    async def until_the_second_began(op: Op[Any]) -> None:
+        if not held:
+            held.append(op.name)
+            await asyncio.wait_for(began.wait(), SECONDS)
+
+    slowed(app, "finish", until_the_second_began)
+    asyncio.run(drained(app, concurrency=1))
+    assert held == ["finish"]
+    assert [job.state for job in app.list()] == [State.SUCCEEDED, State.SUCCEEDED]
+
+
+def test_a_worker_whose_end_is_on_its_way_does_not_spin(app: Duly) -> None:
+    @app.task
+    async def one() -> None: ...
+
+    one.enqueue_many(one.call() for _ in range(3))
+    turns = 0
+
+    async def run() -> None:
+        worker = Worker(app, signals=False, drain=True, concurrency=3)
+        turn = worker._turn
+
+        async def counted() -> None:
+            nonlocal turns
+            turns += 1
+            await turn()
+
+        worker._turn = counted  # type: ignore[method-assign]
+
+        async def for_a_while(op: Op[Any]) -> None:
+            one_more = worker._ended  # what ends meanwhile waits
+            assert one_more is not None
+            await asyncio.sleep(0.2)
+
+        slowed(app, "finish", for_a_while)
+        await asyncio.wait_for(worker.run(), SECONDS)
+
+    asyncio.run(run())
+    assert turns < 60
+
+
+def test_what_goes_wrong_after_an_end_was_recorded_breaks_the_worker(app: Duly) -> None:
+    @app.task
+    async def one() -> None: ...
+
+    one.enqueue()
+
+    class Broken(Exception):
+        pass
+
+    def broken(*_: object) -> None:
+        raise Broken
+
+    app.events.attempted = broken  # type: ignore[method-assign]
+    with pytest.raises(Broken):
+        asyncio.run(drained(app))
+
+
+def test_the_event_loop_has_its_turn_between_quick_handlers(app: Duly) -> None:
+    """Ten consumers share one measure of time: each having its own, the loop would wait ten times as long."""
+    ran = since = most = 0
+
+    @app.task
+    async def busy() -> None:
+        nonlocal ran, since, most
+        ran, since = ran + 1, since + 1
+        most = max(most, since)
+        until = time.perf_counter() + 0.0002
+        while time.perf_counter() < until:
+            pass
+
+    busy.enqueue_many(busy.call() for _ in range(400))
+
+    async def ticking() -> None:
+        nonlocal since
+        while True:
+            since = 0
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        ticks = asyncio.create_task(ticking())
+        await drained(app, concurrency=10)
+        ticks.cancel()
+
+    asyncio.run(run())
+    assert ran == 400
+    assert most <= 20
+
+
+def test_threads_switch_often_while_a_worker_talks_to_a_server_and_as_before_afterwards(app: Duly) -> None:
+    seen = []
+
+    @app.task
+    async def look() -> None:
+        seen.append(sys.getswitchinterval())
+
+    before = sys.getswitchinterval()
+    look.enqueue()
+    asyncio.run(drained(app))
+    assert (seen[0] < 0.002) is (not app.driver.one_writer)
+    assert sys.getswitchinterval() == before
