@@ -61,28 +61,31 @@ def test_the_next_job_is_claimed_while_an_end_is_on_its_way(app: Duly) -> None:
 
 
 def test_a_worker_whose_end_is_on_its_way_does_not_spin(app: Duly) -> None:
-    @app.task
-    async def one() -> None: ...
+    turns, may_end = 0, asyncio.Event()
 
-    one.enqueue_many(one.call() for _ in range(3))
-    turns = 0
+    @app.task
+    async def one(number: int) -> None:
+        if number == 2:
+            await may_end.wait()
+
+    one.enqueue(1)
+    one.enqueue(2)
 
     async def run() -> None:
-        worker = Worker(app, signals=False, drain=True, concurrency=3)
+        worker = Worker(app, signals=False, drain=True, concurrency=2)
         turn = worker._turn
 
         async def counted() -> None:
             nonlocal turns
             turns += 1
             await turn()
-
-        worker._turn = counted  # type: ignore[method-assign]
+            await asyncio.sleep(0)
 
         async def for_a_while(op: Op[Any]) -> None:
-            one_more = worker._ended  # what ends meanwhile waits
-            assert one_more is not None
-            await asyncio.sleep(0.2)
+            may_end.set()  # the other ends while this one is on its way
+            await asyncio.sleep(0.3)
 
+        worker._turn = counted  # type: ignore[method-assign]
         slowed(app, "finish", for_a_while)
         await asyncio.wait_for(worker.run(), SECONDS)
 
@@ -104,7 +107,7 @@ def test_what_goes_wrong_after_an_end_was_recorded_breaks_the_worker(app: Duly) 
 
     app.events.attempted = broken  # type: ignore[method-assign]
     with pytest.raises(Broken):
-        asyncio.run(drained(app))
+        asyncio.run(asyncio.wait_for(Worker(app, signals=False).run(), SECONDS))
 
 
 def test_the_event_loop_has_its_turn_between_quick_handlers(app: Duly) -> None:
