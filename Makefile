@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test check proof proof-full bench engine mutants clean
+.PHONY: help demo test check proof proof-full bench bench-peers mutants clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -47,8 +47,8 @@ proof-full: $(VENV)/.stamp  ## the same for up to 90 minutes
 bench: $(VENV)/.stamp  ## measure, beside what the bare database can do
 	@$(BIN)/python -m bench $(ARGS)
 
-engine: $(VENV)/.stamp  ## measure the worker beside PgQueuer and Huey (ARGS="--idle", "--memory", "--only duly")
-	@$(BIN)/python -m bench.engine $(ARGS)
+bench-peers: $(VENV)/.stamp  ## measure beside other queues (ARGS="--quick", "--only duly,pgqueuer", "--idle")
+	@$(BIN)/python -m bench.field $(ARGS)
 
 mutants: $(VENV)/.stamp  ## break the code on purpose and see each guarding test turn red
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -1,87 +1,120 @@
-"""`python -m bench`: duly's store beside what the bare database can do. `bench/README.md` explains the figures."""
+"""`python -m bench`: duly beside what the bare database can do. `bench/README.md` explains the figures."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from bench import report
-from bench.database import postgres_home, refuse_memory, sqlite_home
+from bench import growth, measure, report
+from bench.database import PostgresHome, SQLiteHome, postgres_home, refuse_memory, sqlite_home
 from bench.figures import Figure
-from bench.measure import SMALL, Plan, everything
+from duly.bench import machine, postgres, sqlite
+from duly.bench.measure import LETTERS, measured
+from duly.bench.part import QUICK, Plan
+from duly.settings import Settings
 from tests.servers.postgres import ServerFailed
 
 RESULTS = Path(__file__).parent / "results"
+# What fits into a minute a store; the operations of the store get half as long again.
+SHORT: dict[str, Any] = {"singles": 300, "pick_ups": 50, "idle_s": 1.0, "mixed": 2_000, "counted": 4_000}
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers and files are removed then, too
     options = parse()
     begun = time.monotonic()
     options.dir.mkdir(parents=True, exist_ok=True)
     refuse_memory(options.dir)
     about = report.machine(options.dir)
     about["stores"] = []
-    figures = list(measured(options, about["stores"]))
-    about["load_at_end"] = round(os.getloadavg()[0], 2)
+    figures = list(everything(options, about["stores"]))
+    about["load_at_end"] = machine.load()
     about["seconds"] = round(time.monotonic() - begun, 1)
     report.progress("")
-    document = report.write(RESULTS / "latest.json", about, figures)
+    document = report.write(RESULTS / ("growth.json" if options.growth else "latest.json"), about, figures)
     if options.json:
         print(json.dumps(document, indent=1))
     else:
         report.show(about, figures)
 
 
-def measured(options: argparse.Namespace, stores: list[str]) -> Iterator[Figure]:
+def everything(options: argparse.Namespace, stores: list[str]) -> Iterator[Figure]:
     """Measure the stores that were asked for, and note what each of them is."""
-    plan = planned(options)
     if options.store in (None, "sqlite"):
         with sqlite_home(options.dir) as home:
             stores.append(home.describe())
-            yield from everything(home, plan)
+            yield from of_store(home, options)
     if options.store in (None, "postgres"):
         try:
             with postgres_home() as server:
                 stores.append(server.describe())
-                yield from everything(server, plan)
+                yield from of_store(server, options)
         except ServerFailed as failed:
             stores.append(f"PostgreSQL was not measured: {failed}")
 
 
-def planned(options: argparse.Namespace) -> Plan:
-    sizes = sorted(size for size in options.rows if size > SMALL)
+def of_store(home: SQLiteHome | PostgresHome, options: argparse.Namespace) -> Iterator[Figure]:
+    """Measure growth, or the parts of `duly bench` and then the operations."""
+    with ExitStack() as stack:
+        if options.growth:
+            empty, large = (stack.enter_context(place(home)) for _ in range(2))
+            yield from growth.grown(empty, large, growth_plan(options))
+            return
+        sizes = {**SHORT, **(QUICK if options.quick else {})}
+        plan = Plan(repeat=options.repeat, say=report.progress, **sizes)
+        yield from measured(stack.enter_context(place(home)), plan, options.only)
+    if options.only == LETTERS:
+        yield from measure.everything(home, operations_plan(options))
+
+
+def place(home: SQLiteHome | PostgresHome) -> Any:
+    if isinstance(home, SQLiteHome):
+        return sqlite.place(home.folder, Settings())
+    return postgres.place(home.new_url(), Settings())
+
+
+def operations_plan(options: argparse.Namespace) -> measure.Plan:
     quick = options.quick
-    return Plan(
+    return measure.Plan(
         repeat=options.repeat,
-        batches=options.batch or ([100] if quick else [100, 1000]),
-        sizes=[size for size in sizes if size <= 100_000] if quick else sizes,
-        jobs=2_000 if quick else 6_000,
-        beats=2_000,
-        cycles=20 if quick else 60,
-        finished=0 if quick else max(sizes, default=0),
+        batches=options.batch or [100],
+        sizes=[] if quick else [100_000],
+        jobs=1_000 if quick else 2_000,
+        beats=500 if quick else 1_000,
+        cycles=20,
+        finished=0 if quick else 100_000,
         say=report.progress,
     )
+
+
+def growth_plan(options: argparse.Namespace) -> growth.Plan:
+    if options.quick:
+        return growth.Plan(10_000, 10_000, 20_000, options.repeat, 2_000, 20, 10, report.progress)
+    return growth.Plan(repeat=options.repeat, say=report.progress)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--store", choices=["sqlite", "postgres"], help="measure only this one")
     parser.add_argument(
-        "--rows",
-        type=numbers,
-        default=[0, 100_000, 1_000_000],
-        help="table sizes for growth, beside one of 1,000 rows",
+        "--only", default=LETTERS, help=f"only these parts, as in a,c, without the operations: {LETTERS}"
     )
-    parser.add_argument("--batch", type=numbers, help="jobs a claim, several by comma (default 100,1000)")
+    parser.add_argument("--growth", action="store_true", help="instead: (h), millions of rows beside none; ten minutes")
+    parser.add_argument("--batch", type=numbers, help="jobs a claim, of the operations (default 100)")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions (default 3)")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, no 1,000,000 rows: half a minute")
+    parser.add_argument("--quick", action="store_true", help="far less of everything: to see that it works")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the tables")
     parser.add_argument("--dir", type=Path, default=RESULTS, help="a folder on a real disk for SQLite's files")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if strangers := set(options.only) - {*LETTERS, ","}:
+        parser.error(f"--only: there is no part {min(strangers)!r}; the parts are {','.join(LETTERS)}")
+    return options
 
 
 def numbers(text: str) -> list[int]:

@@ -16,9 +16,8 @@ from unittest import mock
 import psycopg
 
 from bench.contestant import Contestant, Duly
-from bench.filling import filling
+from bench.filling import Filling
 from bench.limit import (
-    BARE_TABLE,
     POSTGRES_BARE,
     POSTGRES_SAME,
     SQLITE_BARE,
@@ -26,19 +25,21 @@ from bench.limit import (
     PostgresLimit,
     SQLiteLimit,
 )
+from duly.bench import postgres as bare_postgres
+from duly.bench import sqlite as bare_sqlite
+from duly.bench.sqlite import IN_MEMORY
 from duly.store import ops
 from duly.store import postgres as postgres_store
 from duly.store import sqlite as sqlite_store
 from duly.store.driver import Hook
 from tests.servers.postgres import PostgresServer
 
-IN_MEMORY = frozenset({"tmpfs", "ramfs"})
-
 
 class Database(ABC):
     """One database with duly's tables and the bare one, and the contestants that work on it."""
 
     store: str
+    schema = ""
     table = "duly_job"
     limits: Sequence[SQLiteLimit | PostgresLimit]
 
@@ -66,12 +67,13 @@ class Database(ABC):
     def fill(self, table: str, rows: int, *, keep: bool) -> None:
         """Add ready jobs by SQL alone, each due after the one before."""
         first, self._made = self._made, self._made + rows
-        self.run(filling(self.store, "bare" if table == "bare" else "live", first, rows, keep=keep))
+        filling = Filling(self.store, self.schema, keep=keep)
+        self.run(filling.bare(first, rows) if table == "bare" else filling.ready(first, rows))
 
     def fill_done(self, rows: int) -> None:
         """Add finished jobs by SQL alone."""
         first, self._made = self._made, self._made + rows
-        self.run(filling(self.store, "done", first, rows, keep=True))
+        self.run(Filling(self.store, self.schema).done(first, rows))
 
     @abstractmethod
     def run(self, sql: str, params: dict[str, Any] | None = None) -> list[Any]:
@@ -111,7 +113,7 @@ class SQLiteDatabase(Database):
         self.duly.driver.run(ops.clock())  # opening makes the tables
         self._conn = sqlite3.connect(self.path, isolation_level=None, timeout=60)
         self._conn.execute("pragma wal_autocheckpoint = 0")
-        for statement in BARE_TABLE.format(id="text", options=" without rowid").split(";"):
+        for statement in bare_sqlite.TABLE:
             self._conn.execute(statement)
         self.limits = tuple(SQLiteLimit(self.path, limit) for limit in (SQLITE_BARE, SQLITE_SAME))
 
@@ -152,6 +154,7 @@ class PostgresDatabase(Database):
     """A database of a server with fsync, synchronous_commit and full_page_writes on."""
 
     store = "postgres"
+    schema = "duly."
     table = "duly.duly_job"
 
     def __init__(self, url: str) -> None:
@@ -159,8 +162,8 @@ class PostgresDatabase(Database):
         postgres_store.bring_up_to_date(url)
         super().__init__()
         self._conn = psycopg.connect(url, autocommit=True)
-        for statement in BARE_TABLE.format(id="uuid", options="").split(";"):
-            self.run(statement)
+        for statement in bare_postgres.TABLE:
+            self.run(statement.format(bare="bare"))
         self.limits = tuple(PostgresLimit(url, limit) for limit in (POSTGRES_BARE, POSTGRES_SAME))
 
     def driver(self, *, hook: Hook | None = None) -> postgres_store.PostgresDriver:
@@ -212,16 +215,16 @@ class SQLiteHome:
     store = "sqlite"
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._count = 0
 
     def new_database(self) -> SQLiteDatabase:
         self._count += 1
-        return SQLiteDatabase(self._folder / f"{self._count}.db")
+        return SQLiteDatabase(self.folder / f"{self._count}.db")
 
     def describe(self) -> str:
-        kind = sqlite_store.file_system(self._folder)
-        return f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=FULL, in {self._folder} ({kind})"
+        kind = sqlite_store.file_system(self.folder)
+        return f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=FULL, in {self.folder} ({kind})"
 
 
 class PostgresHome:
@@ -233,7 +236,10 @@ class PostgresHome:
         self._server = server
 
     def new_database(self) -> PostgresDatabase:
-        return PostgresDatabase(self._server.new_database())
+        return PostgresDatabase(self.new_url())
+
+    def new_url(self) -> str:
+        return self._server.new_database()
 
     def describe(self) -> str:
         assert self._server.home is not None

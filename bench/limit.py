@@ -3,7 +3,7 @@
 Two limits, because they answer two questions.
 
 `bare` asks what a queue could reach at best: seven columns, one primary key, one partial index; a claim is one
-update, a finish one delete. It keeps no history and looks after nothing.
+update, a finish one delete. It keeps no history and looks after nothing. Its table is that of `duly.bench`.
 
 `same rows` asks what duly's statements cost beyond the rows they write: it writes duly's own tables, with a
 claim that checks no pause, task, suspect or expiry and a finish that checks no token.
@@ -12,9 +12,7 @@ claim that checks no pause, task, suspect or expiry and a finish that checks no 
 from __future__ import annotations
 
 import itertools
-import sqlite3
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -22,6 +20,9 @@ import psycopg
 from msgspec.json import encode
 
 from bench.contestant import PAYLOAD, QUEUE, TASK, WORKER, Contestant, whole
+from duly.bench import postgres, sqlite
+from duly.bench.place import now_ms
+from duly.bench.postgres import array, quoted
 from duly.model import KEEP_MS
 
 
@@ -36,13 +37,6 @@ class Limit(NamedTuple):
     finish_gone: tuple[str, ...]
 
 
-BARE_TABLE = """
-create table bare (
-    id {id} not null primary key, queue text not null, state text not null, payload text not null,
-    due_at bigint not null, token bigint, lease_until bigint){options};
-create index bare_ready on bare (queue, due_at) where state = 'ready'
-"""
-
 # What a finished row has, from the live one; the same list serves the insert and the select.
 MOVED = """id, task, queue, priority, payload, envelope, attempt, max_attempts, crashes, created_at, due_at, expires_at,
     lease_ms, token, worker, progress, progress_message, cancel_requested_at, keep_ms, result_ttl_ms, on_dead,
@@ -51,7 +45,7 @@ MOVED = """id, task, queue, priority, payload, envelope, attempt, max_attempts, 
 SQLITE_BARE = Limit(
     "bare",
     "bare",
-    enqueue=f"insert into bare values (:id, '{QUEUE}', 'ready', :payload, :now, null, null)",
+    enqueue=sqlite.INSERT,
     claim=f"""
         update bare set state = 'running', token = :token, lease_until = :now + 30000
          where id in (select id from bare where queue = '{QUEUE}' and state = 'ready' order by due_at limit :batch)
@@ -87,10 +81,7 @@ SQLITE_SAME = Limit(
 POSTGRES_BARE = Limit(
     "bare",
     "bare",
-    enqueue=f"""
-        insert into bare
-        select id, '{QUEUE}', 'ready', payload, %(now)s::bigint, null, null
-          from unnest(%(ids)s::uuid[], %(payloads)s::text[]) as job (id, payload)""",
+    enqueue=postgres.INSERT_MANY.format(bare="bare"),
     claim=f"""
         update bare set state = 'running', token = %(token)s::bigint, lease_until = %(now)s::bigint + 30000
          where id = any (array(select id from bare where queue = '{QUEUE}' and state = 'ready'
@@ -144,9 +135,7 @@ class SQLiteLimit(Contestant):
     def __init__(self, path: str, limit: Limit) -> None:
         self.name, self.table, self._limit = limit.name, limit.table, limit
         self._tokens = itertools.count(1)
-        self._conn = sqlite3.connect(path, isolation_level=None, timeout=60)
-        for pragma in ("journal_mode = wal", "synchronous = full", "cache_size = -16000"):
-            self._conn.execute(f"pragma {pragma}")
+        self._conn = sqlite.connect(path)
 
     def plan(self) -> str:
         params = {"token": 0, "now": 0, "batch": 100}
@@ -156,7 +145,7 @@ class SQLiteLimit(Contestant):
         self._conn.execute(f"pragma wal_autocheckpoint = {pages}")
 
     def enqueue(self, ids: Sequence[str], *, keep: bool) -> None:
-        now, keep_ms = _now(), KEEP_MS if keep else 0
+        now, keep_ms = now_ms(), KEEP_MS if keep else 0
         self._begin()
         self._conn.executemany(
             self._limit.enqueue,
@@ -185,11 +174,11 @@ class SQLiteLimit(Contestant):
         self.finish(jobs, keep=keep)
 
     def _claim(self, batch: int) -> list[Any]:
-        params = {"token": next(self._tokens), "now": _now(), "batch": batch}
+        params = {"token": next(self._tokens), "now": now_ms(), "batch": batch}
         return self._conn.execute(self._limit.claim, params).fetchall()
 
     def _finish(self, jobs: Sequence[Any], keep: bool) -> None:
-        params = {"ids": encode([job[0] for job in jobs]).decode(), "now": _now()}
+        params = {"ids": encode([job[0] for job in jobs]).decode(), "now": now_ms()}
         for statement in self._limit.finish_kept if keep else self._limit.finish_gone:
             whole(range(self._conn.execute(statement, params).rowcount), len(jobs))
 
@@ -213,14 +202,14 @@ class PostgresLimit(Contestant):
         self._thread = ThreadPoolExecutor(1)
 
     def enqueue(self, ids: Sequence[str], *, keep: bool) -> None:
-        payloads = _array(_quoted(PAYLOAD) for _ in ids)
-        params = {"ids": _array(ids), "payloads": payloads, "now": _now(), "keep_ms": KEEP_MS if keep else 0}
+        payloads = array(quoted(PAYLOAD) for _ in ids)
+        params = {"ids": array(ids), "payloads": payloads, "now": now_ms(), "keep_ms": KEEP_MS if keep else 0}
         self._claiming.execute(_trusted(self._limit.enqueue), params)
 
     def claim(self, batch: int) -> list[Any]:
         # The batch stands in the statement: as a parameter it would have the server plan anew for each claim.
         statement = self._limit.claim.format(batch=batch)
-        params = {"token": next(self._tokens), "now": _now()}
+        params = {"token": next(self._tokens), "now": now_ms()}
         return self._claiming.execute(_trusted(statement), params, binary=True).fetchall()
 
     def plan(self) -> str:
@@ -239,7 +228,7 @@ class PostgresLimit(Contestant):
         self.finish(jobs, keep=keep)
 
     def _finish(self, conn: psycopg.Connection[Any], jobs: Sequence[Any], keep: bool) -> None:
-        params = {"ids": _array([job[0] for job in jobs]), "now": _now()}
+        params = {"ids": array([job[0] for job in jobs]), "now": now_ms()}
         for statement in self._limit.finish_kept if keep else self._limit.finish_gone:
             whole(range(conn.execute(_trusted(statement), params).rowcount), len(jobs))
 
@@ -247,19 +236,6 @@ class PostgresLimit(Contestant):
         self._thread.shutdown()
         self._claiming.close()
         self._finishing.close()
-
-
-def _array(texts: Iterable[str]) -> str:
-    """Write an array as text: psycopg adapting each element takes twice as long, COPY as long as this."""
-    return "{" + ",".join(texts) + "}"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _trusted(sql: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What is measured. Whoever is compared takes turns within one run, a few batches at a time."""
+"""The operations of the store beside their limits. Whoever is compared takes turns, a few batches at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from bench.contestant import Contestant, Duly, whole
 from bench.database import Database, PostgresDatabase, PostgresHome, SQLiteHome
-from bench.figures import Figure, Target, alone, compared, percentile
+from bench.figures import Figure, Target, alone, compared, kept, percentile
 from bench.limit import check_plan
 from bench.wire import relayed
 from duly.keys import Ids
@@ -213,7 +213,7 @@ def statements(database: Database, plan: Plan) -> Iterator[Figure]:
             watched.close()
             for what in ("statements", "commits"):
                 measure = f"{what} a turn, {MODES[mode, database.store]}, {kept(keep)}"
-                yield alone(database.store, measure, what, seen[what] / turns)
+                yield alone(database.store, measure, what, [seen[what] / turns])
 
 
 def round_trips(database: PostgresDatabase, plan: Plan) -> Iterator[Figure]:
@@ -229,7 +229,7 @@ def round_trips(database: PostgresDatabase, plan: Plan) -> Iterator[Figure]:
             before = wire.round_trips
             duly.apart(turns, batch, keep=keep)
             made = (wire.round_trips - before) / turns
-            yield alone(database.store, f"round trips a turn, {kept(keep)}", "round trips", made)
+            yield alone(database.store, f"round trips a turn, {kept(keep)}", "round trips", [made])
         duly.close()
 
 
@@ -247,8 +247,8 @@ def beats(database: PostgresDatabase, plan: Plan) -> Iterator[Figure]:
                 database.duly.extend(jobs)
     updates_then, hot_then = database.updates()
     share = (hot_then - hot) / (updates_then - updates)
-    yield alone("postgres", f"HOT share of {updates_then - updates} beats", "share", share, HOT, short="HOT")
-    yield alone("postgres", "WAL of a beat", "B/beat", written[0] / (updates_then - updates))
+    yield alone("postgres", f"HOT share of {updates_then - updates} beats", "share", [share], HOT, short="HOT")
+    yield alone("postgres", "WAL of a beat", "B/beat", [written[0] / (updates_then - updates)])
 
 
 def growth(home: SQLiteHome | PostgresHome, plan: Plan) -> Iterator[Figure]:
@@ -296,6 +296,8 @@ def at_size(small: Database, large: Database, size: str, plan: Plan) -> Iterator
                 "ms",
                 taken,
                 GROWTH if judged else None,
+                part="h",
+                keep="kept",
                 short=f"claim at {size}" if judged else "",
             )
 
@@ -329,7 +331,3 @@ def timed(work: Callable[[], object]) -> float:
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
-
-
-def kept(keep: bool) -> str:
-    return "kept" if keep else "keep=0"

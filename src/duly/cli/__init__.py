@@ -20,6 +20,7 @@ from duly.errors import ConfigError, DulyError, JobNotFound, PayloadError
 
 COMMANDS = {
     "backup": "Copy a SQLite database while it is in use.",
+    "bench": "Measure duly beside the least that your database can do.",
     "check": "Say whether the workers on this machine are alive, for probes.",
     "dead": "Look at dead letters, run them again, settle them.",
     "demo": "See jobs run, fail, retry, die and be rescued, on a database of its own.",
