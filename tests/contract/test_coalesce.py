@@ -262,12 +262,12 @@ def test_k09_who_is_interrupted_while_he_waits_hands_on_what_he_was_to_lead():
     )
     first: Future[Any] = Future()
     gathering._led = True
-    gathering._waiting.append(gather._Waiting(plain(), first))
+    gathering._waiting.append(gather.Waiting(plain(), first))
     gathering._hand_on()
     assert first.result() is gather.Word.LEAD
     gathering._leave(first)
     second: Future[Any] = Future()
-    gathering._waiting.append(gather._Waiting(plain(), second))
+    gathering._waiting.append(gather.Waiting(plain(), second))
     gathering._leave(second)
     assert not gathering._waiting
     assert gathering.run(plain()) == []

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -30,11 +30,13 @@ class Word(Enum):
     ALONE = "alone"  # the batch failed and nothing was written: run it by yourself
 
 
-Outcome: TypeAlias = Rows | Exception | Word
+Outcome: TypeAlias = Rows | BaseException | Word
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
+class Waiting:
+    """An operation that somebody waits for."""
+
     op: Op[Any]
     # A coroutine waits on its loop, a thread on a future of its own.
     future: asyncio.Future[Outcome] | Future[Outcome]
@@ -55,7 +57,7 @@ class Gathering:
         self._lost = lost  # what those are told whose leader was interrupted
         self._start = start  # has a thread of the driver's run a function
         self._lock = threading.Lock()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._led = False
 
     @property
@@ -69,7 +71,7 @@ class Gathering:
             future: Future[Outcome] | None = Future() if self._led else None
             self._led = True
             if future is not None:
-                self._waiting.append(_Waiting(op, future))
+                self._waiting.append(Waiting(op, future))
         outcome: Outcome = Word.LEAD
         if future is not None:
             try:
@@ -87,7 +89,7 @@ class Gathering:
             if not self._led:
                 self._start(self._serve_all)
                 self._led = True
-            self._waiting.append(_Waiting(op, future, loop))
+            self._waiting.append(Waiting(op, future, loop))
         return await future
 
     def _lead(self, op: Op[Any]) -> Outcome:
@@ -109,19 +111,19 @@ class Gathering:
             with suppress(BaseException):  # they have been told; whoever comes next must find somebody who leads
                 self._serve(None, batch)
 
-    def _serve(self, own: Op[Any] | None, others: list[_Waiting]) -> Outcome:
+    def _serve(self, own: Op[Any] | None, others: list[Waiting]) -> Outcome:
         mine = [] if own is None else [own]
         try:
             outcomes = self._commit([*mine, *(waiting.op for waiting in others)])
         except BaseException as error:  # nobody may wait for ever
-            _answer(others, [self._lost(waiting.op, error) for waiting in others])
+            answer(others, [self._lost(waiting.op, error) for waiting in others])
             raise
-        _answer(others, outcomes[len(mine) :])
+        answer(others, outcomes[len(mine) :])
         return outcomes[0]
 
-    def _take(self, count: int, size: int) -> list[_Waiting]:
+    def _take(self, count: int, size: int) -> list[Waiting]:
         """Take what fits into one batch beside what is in it already."""
-        taken: list[_Waiting] = []
+        taken: list[Waiting] = []
         while self._waiting and count < MOST_OPS:
             waiting = self._waiting[0]
             if waiting.future.cancelled():
@@ -159,11 +161,39 @@ class Gathering:
             self._hand_on()
 
 
+def joined(batch: Sequence[Op[Any]]) -> tuple[list[tuple[int, Op[Any]]], list[Op[Any]]]:
+    """Join plain enqueues on the same terms into one, which has no rows; gives the others too, each with its place."""
+    others: list[tuple[int, Op[Any]]] = []
+    alike: dict[tuple[Any, ...], list[Op[Any]]] = {}
+    for place, op in enumerate(batch):
+        if op.sections == ("enqueue",):
+            terms = tuple(value for name, value in op.params.items() if name != "jobs")
+            alike.setdefault(terms, []).append(op)
+        else:
+            others.append((place, op))
+    return others, [_join(ops) for ops in alike.values()]
+
+
+def _join(ops: Sequence[Op[Any]]) -> Op[Any]:
+    if len(ops) == 1:
+        return ops[0]
+    jobs = ",".join(filter(None, (op.params["jobs"][1:-1] for op in ops)))
+    return replace(ops[0], params={**ops[0].params, "jobs": f"[{jobs}]"})
+
+
 def _size(op: Op[Any]) -> int:
     return len(op.params["jobs"])
 
 
-def _answer(waiting: Sequence[_Waiting], outcomes: Sequence[Outcome]) -> None:
+def rows_of(outcome: Outcome) -> Rows:
+    """Give the rows of an operation, or raise what became of it instead."""
+    if isinstance(outcome, BaseException):
+        raise outcome
+    assert not isinstance(outcome, Word)
+    return outcome
+
+
+def answer(waiting: Sequence[Waiting], outcomes: Sequence[Outcome]) -> None:
     """Answer threads one by one, and the coroutines of a loop all at once: each call wakes it."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[Any, Outcome]]] = {}
     for one, outcome in zip(waiting, outcomes, strict=True):

@@ -29,7 +29,7 @@ from psycopg.pq import TransactionStatus
 from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 from duly.store import examine, migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
-from duly.store.gather import Gathering, Outcome, Word
+from duly.store.gather import Gathering, Outcome, Word, joined, rows_of
 from duly.store.listen import HINT, ListenWatch
 from duly.store.ops import Op, Rows
 
@@ -110,7 +110,7 @@ class PostgresDriver(Driver):
         if self._gathers(op):
             outcome = self._gathering.run(op)
             if outcome is not Word.ALONE:
-                return _answer(outcome)
+                return rows_of(outcome)
         return self._execute_patiently(op)
 
     async def aexecute(self, op: Op[Any]) -> Rows:
@@ -118,7 +118,7 @@ class PostgresDriver(Driver):
         if self._gathers(op):
             outcome = await self._gathering.arun(op)
             if outcome is not Word.ALONE:
-                return _answer(outcome)
+                return rows_of(outcome)
         return await asyncio.wrap_future(self._start(lambda: self._execute_patiently(op), urgent=op.urgent))
 
     def _start(self, work: Callable[[], T], *, urgent: bool = False) -> Future[T]:
@@ -298,22 +298,15 @@ class PostgresDriver(Driver):
 
     def _work(self, batch: Sequence[Op[Any]]) -> list[_Line]:
         """List the statements of a batch. Plain enqueues with the same terms become one, which has no rows."""
-        merged: dict[tuple[tuple[str, Any], ...], list[str]] = {}
-        lines: list[_Line] = []
-        for place, op in sorted(enumerate(batch), key=_keys_in_order) if len(batch) > 1 else enumerate(batch):
-            if op.sections == ("enqueue",) and len(batch) > 1:
-                terms = tuple((name, value) for name, value in op.params.items() if name != "jobs")
-                merged.setdefault(terms, []).append(op.params["jobs"][1:-1])
-            else:
-                lines += (
-                    _Line(place, _trusted(text.sql), op.params)
-                    for section in op.sections
-                    for text in self._spell(section)
-                )
-        for same, jobs in merged.items():
-            params = {**dict(same), "jobs": f"[{','.join(filter(None, jobs))}]"}
-            lines += (_Line(0, _trusted(text.sql), params) for text in self._spell("enqueue"))
-        return lines
+        others, enqueues = joined(batch)
+        if len(others) > 1:
+            others.sort(key=_keys_in_order)
+        return [
+            _Line(place, _trusted(text.sql), op.params)
+            for place, op in (*others, *((0, op) for op in enqueues))
+            for section in op.sections
+            for text in self._spell(section)
+        ]
 
     def _run_with_hook(self, conn: _Connection, op: Op[Any]) -> Rows:
         """Run statement by statement, so that the hook stands between them."""
@@ -534,13 +527,6 @@ def _fetch(cursor: Cursor[Any]) -> Rows:
 
 def _only(cursor: Cursor[Any]) -> Any:
     return cursor.fetchall()[0]
-
-
-def _answer(outcome: Outcome) -> Rows:
-    if isinstance(outcome, Exception):
-        raise outcome
-    assert not isinstance(outcome, Word)
-    return outcome
 
 
 def _own(error: StoreError) -> StoreError:

@@ -39,6 +39,7 @@ from duly.errors import (
 )
 from duly.store import examine, migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point
+from duly.store.gather import Outcome, Waiting, answer, joined, rows_of
 from duly.store.inotify import FileWatch
 from duly.store.ops import Op, Rows
 
@@ -114,9 +115,13 @@ class SQLiteDriver(Driver):
 
     def execute(self, op: Op[Any]) -> Rows:
         """Run `op` once: a read on a connection of its own, a write through the writer."""
-        if op.writes:
-            return self._submit(op).result()
-        return self._read(op)
+        if not op.writes:
+            return self._read(op)
+        future: Future[Outcome] = Future()
+        waiting = Waiting(op, future)
+        if not self._open().lead(waiting):
+            self._submit(waiting)
+        return rows_of(future.result())
 
     async def aexecute(self, op: Op[Any]) -> Rows:
         """Run `op` once, without blocking the event loop."""
@@ -125,13 +130,14 @@ class SQLiteDriver(Driver):
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="duly-sqlite")
             return await asyncio.get_running_loop().run_in_executor(self._threads, self.execute, op)
-        return await asyncio.wrap_future(self._submit(op))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Outcome] = loop.create_future()
+        self._submit(Waiting(op, future, loop))
+        return rows_of(await future)
 
-    def _submit(self, op: Op[Any]) -> Future[Rows]:
-        while True:
-            future = self._open().submit(op)
-            if future is not None:  # else the file was closed meanwhile, for a fork perhaps: open it again
-                return future
+    def _submit(self, waiting: Waiting) -> None:
+        while not self._open().submit(waiting):
+            pass  # the file was closed meanwhile, for a fork perhaps: open it again
 
     def close(self) -> None:
         """Finish what was handed in, then close the file. The next operation opens it again."""
@@ -294,6 +300,18 @@ class SQLiteDriver(Driver):
             raise self.failed(error, "open") from error
         return conn
 
+    def run_all(self, conn: sqlite3.Connection, batch: Sequence[Op[Any]]) -> list[Rows]:
+        """Run operations one after the other; plain enqueues on the same terms as one, which have no rows."""
+        if self.hook is not None or len(batch) == 1:
+            return [self.run_on(conn, op) for op in batch]
+        answers: list[Rows] = [[] for _ in batch]
+        others, enqueues = joined(batch)
+        for op in enqueues:
+            self.run_on(conn, op)
+        for place, op in others:
+            answers[place] = self.run_on(conn, op)
+        return answers
+
     def run_on(self, conn: sqlite3.Connection, op: Op[Any]) -> Rows:
         """Run the statements of `op` on a connection, inside whatever transaction it is in."""
         rows: list[Any] = []
@@ -309,14 +327,19 @@ class SQLiteDriver(Driver):
 
 
 class _Writer:
-    """The one thread of this process that writes, and the one that checkpoints."""
+    """The one connection of this process that writes, its thread, and the one that checkpoints.
+
+    A lone caller writes in its own thread, which spares two switches between threads. Who comes meanwhile hands in, and
+    all that has gathered is committed as one.
+    """
 
     def __init__(self, driver: SQLiteDriver) -> None:
         self._driver = driver
         self._wal = driver.wal
         self._conn = self._connected()
-        self._waiting: deque[tuple[Op[Any], Future[Rows]]] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._wake = threading.Condition()
+        self._led = False  # somebody writes
         self._stopping = False
         self._broken = False
         self._stopped = threading.Event()
@@ -332,21 +355,29 @@ class _Writer:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, op: Op[Any]) -> Future[Rows] | None:
-        """Hand in an operation; its rows come when it is durable. None: this writer is closing.
+    def lead(self, waiting: Waiting) -> bool:
+        """Write in the thread that asks, which then has its answer. False: somebody else writes, or waits to."""
+        with self._wake:
+            if self._led or self._waiting or self._stopping:
+                return False
+            self._led = True
+        self._serve([waiting])
+        return True
+
+    def submit(self, waiting: Waiting) -> bool:
+        """Hand in an operation; its answer comes when it is durable. False: this writer is closing.
 
         Beats go first: a lease must not wait in line.
         """
-        future: Future[Rows] = Future()
         with self._wake:
             if self._stopping:
-                return None
-            if op.urgent:
-                self._waiting.appendleft((op, future))
+                return False
+            if waiting.op.urgent:
+                self._waiting.appendleft(waiting)
             else:
-                self._waiting.append((op, future))
+                self._waiting.append(waiting)
             self._wake.notify()
-        return future
+        return True
 
     def stop(self) -> None:
         """Write what was handed in, then end both threads and close."""
@@ -367,49 +398,55 @@ class _Writer:
 
     def _write(self) -> None:
         while batch := self._take():
-            # Who went away before we began is not served; from here on nobody can take his request back.
-            wanted = [one for one in batch if one[1].set_running_or_notify_cancel()]
-            try:
-                self._turns.stand_back()
-                with self._one_at_a_time:
-                    self._commit(wanted)
-            except BaseException as error:  # whatever it is, nobody may wait for ever
-                self._roll_back()
-                for _, future in wanted:
-                    if not future.done():
-                        future.set_exception(error)
-            self.mind_wal()
+            self._serve(batch)
 
-    def _take(self) -> list[tuple[Op[Any], Future[Rows]]]:
+    def _take(self) -> list[Waiting]:
         with self._wake:
-            while not self._waiting and not self._stopping:
-                self._wake.wait()
+            self._wake.wait_for(lambda: not self._led and (self._waiting or self._stopping))
+            self._led = True
             return [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
 
-    def _commit(self, batch: Sequence[tuple[Op[Any], Future[Rows]]]) -> None:
-        """Run a batch in one transaction and answer it; if that fails, one by one, so that only the guilty fails."""
+    def _serve(self, batch: Sequence[Waiting]) -> None:
+        # Who went away before we began is not served; from here on nobody can take his request back.
+        wanted = [one for one in batch if not one.future.cancelled()]
+        outcomes: Sequence[Outcome] = []
+        try:
+            self._turns.stand_back()
+            with self._one_at_a_time:
+                outcomes = self._commit([one.op for one in wanted])
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            self._roll_back()
+            outcomes = [error] * len(wanted)
+        finally:
+            answer(wanted, outcomes)
+            with self._wake:
+                self._led = False
+                if self._waiting or self._stopping:
+                    self._wake.notify()
+        self.mind_wal()
+
+    def _commit(self, batch: Sequence[Op[Any]]) -> Sequence[Outcome]:
+        """Run a batch in one transaction; if that fails, one by one, so that only the guilty fails."""
         if not batch:
-            return
+            return []
         committing = False
         try:
             self._mend()
             self._begin()
-            answers = [self._driver.run_on(self._conn, op) for op, _ in batch]
+            answers = self._driver.run_all(self._conn, batch)
             committing = True
-            self._commit_with_hook(batch[0][0].name)
+            self._commit_with_hook(batch[0].name)
         except Exception as error:
             self._roll_back()
             if len(batch) > 1 and not committing and not is_busy(error):
-                for one in batch:
-                    self._commit([one])
-                return
-            for op, future in batch:
-                failure = self._driver.failed(error, op.name, committing=committing)
-                failure.__cause__ = error if failure is not error else None
-                future.set_exception(failure)
-        else:
-            for (_, future), rows in zip(batch, answers, strict=True):
-                future.set_result(rows)
+                return [outcome for op in batch for outcome in self._commit([op])]
+            return [self._failed(error, op, committing) for op in batch]
+        return answers
+
+    def _failed(self, error: Exception, op: Op[Any], committing: bool) -> Exception:
+        failure = self._driver.failed(error, op.name, committing=committing)
+        failure.__cause__ = error if failure is not error else None
+        return failure
 
     def _mend(self) -> None:
         if self._broken:

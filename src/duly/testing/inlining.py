@@ -174,6 +174,9 @@ class _AtOnce(Drainer):
     Else what a handler enqueues would come after the others of its queue, and they would all run inside of it.
     """
 
+    def _further(self, queue: str, ahead: int) -> int:
+        return 0
+
     async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
         return await self._take(queue, CLAIMED if room > 0 else 0, self.app.tasks)
 
