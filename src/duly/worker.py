@@ -307,8 +307,12 @@ class Worker:
                 await asyncio.sleep(0)  # it begins, so that the claim can share its commit
 
     async def _record_turn(self, ended: Sequence[Ended]) -> None:
+        # Each way by itself: one that fails or takes long would hold up the others.
+        ways: dict[ops.Way, list[Ended]] = {}
+        for lease, change in ended:
+            ways.setdefault(ops.way_of(lease.job, change), []).append((lease, change))
         try:
-            await self.record(ended, patient=False)
+            await asyncio.gather(*(self.record(alike, patient=False) for alike in ways.values()))
             if any(change.state is State.READY for _, change in ended):
                 self._exhausted.clear()  # what was given back may be claimed again
         finally:

@@ -184,6 +184,10 @@ ASKED: dict[str, Asked] = {
         ops.finish([Finish(job(n), Change(State.SUCCEEDED, result="1")) for n in HUNDRED], now=NOW),
         {"finish_plain": BY_ID},
     ),
+    "finish keyed": Asked(
+        ops.finish([Finish(job(n, key=f"key {n}"), Change(State.SUCCEEDED, result="1")) for n in HUNDRED], now=NOW),
+        {"finish_keyed": BY_ID | KEY},
+    ),
     "finish gone": Asked(
         ops.finish([Finish(job(n, keep_ms=0), Change(State.SUCCEEDED)) for n in HUNDRED], now=NOW),
         {"finish_gone": BY_ID},

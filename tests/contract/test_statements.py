@@ -72,6 +72,7 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "finish": [
             ops.finish([Finish(job(plain, 1, keep_ms=0), Change(State.SUCCEEDED))], now=NOW),
             ops.finish([Finish(job(plain, 1), Change(State.SUCCEEDED, result="1"))], now=NOW),
+            ops.finish([Finish(job(keyed, 1, key="k"), Change(State.SUCCEEDED, result="1"))], now=NOW),
             ops.finish([Finish(job(dead, 1), failed), Finish(job(keyed, 1, key="k"), failed)], now=NOW),
             ops.finish(
                 [Finish(job(plain, 1), Change(State.SUCCEEDED)), Finish(job(dead, 1), failed)], now=NOW

@@ -190,6 +190,7 @@ class OneWorker(_OfDrains):
                 "jobs/s",
                 samples,
                 HALF_OF_LIMIT,
+                judged="limit by 100",
                 part="c",
                 keep=kept(way.keep),
                 short=f"drain {kept(way.keep)}",

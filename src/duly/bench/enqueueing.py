@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 
 from duly.bench import load
@@ -50,15 +51,33 @@ class SingleEnqueue(Part):
             for number in range(SLICES):
                 for name, call in in_order(sides, turn + number):
                     spent[name] += _time_each(call, self.plan.singles // SLICES)
-            many, seconds = self._many_callers(task.enqueue)
+            threads, threads_seconds = self._many_threads(task.enqueue)
+            many, seconds = asyncio.run(self._many_coroutines(task.aenqueue))
         for name, times in spent.items():
             self._taken[name].append(len(times) / sum(times))
         self._taken["p50"].append(percentile(spent["duly"], 0.5) * 1e3)
         self._taken["p99"].append(percentile(spent["duly"], 0.99) * 1e3)
         self._taken["many"].append(many / seconds)
-        see_all(self.place, WARM_UP + len(spent["duly"]) + many)
+        self._taken["threads"].append(threads / threads_seconds)
+        see_all(self.place, WARM_UP + len(spent["duly"]) + many + threads)
 
-    def _many_callers(self, call: Callable[[int], object]) -> tuple[int, float]:
+    async def _many_coroutines(self, call: Callable[[int], Awaitable[object]]) -> tuple[int, float]:
+        """Let many coroutines call at once; answers how many calls there were, and how long they took."""
+        made = 0
+        begun = time.perf_counter()
+
+        async def caller() -> None:
+            nonlocal made
+            for number in range(max(self.plan.singles // 2, 1)):
+                if time.perf_counter() > begun + MANY_SECONDS:
+                    return
+                await call(number)
+                made += 1
+
+        await asyncio.gather(*(caller() for _ in range(self.plan.callers)))
+        return made, time.perf_counter() - begun
+
+    def _many_threads(self, call: Callable[[int], object]) -> tuple[int, float]:
         """Let many threads call at once; answers how many calls there were, and how long they took."""
         callers, each = self.plan.callers, max(self.plan.singles // 2, 1)
         made: list[int] = []
@@ -96,6 +115,8 @@ class SingleEnqueue(Part):
         many = {"duly": taken["many"], "1 caller": taken["duly"]}
         what = f"single enqueue, {self.plan.callers} callers"
         yield compared(store, what, "calls/s", many, GROUPED, part="a", keep="kept", short="16 callers")
+        threads = {"duly": taken["threads"], "1 caller": taken["duly"]}
+        yield compared(store, f"{what} in threads", "calls/s", threads, part="a", keep="kept")
 
 
 def _time_each(call: Callable[[int], object], count: int, seconds: float = SLICE_SECONDS) -> list[float]:

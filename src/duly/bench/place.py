@@ -38,7 +38,10 @@ class Limit(ABC):
 
     @abstractmethod
     def take(self, batch: int) -> int:
-        """Claim and delete the oldest jobs in one round trip and one commit; answers how many there were."""
+        """Claim the oldest jobs and delete those claimed before, in one round trip and one commit.
+
+        Answers how many were claimed. Until the next call they are on lease, as jobs are while they run.
+        """
 
     @abstractmethod
     def close(self) -> None:

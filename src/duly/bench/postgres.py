@@ -33,7 +33,8 @@ INSERT_MANY = """
       from unnest(%(ids)s::uuid[], %(payloads)s::text[]) as job (id, payload)"""
 # The batch stands in the statement: as a parameter it would have the server plan anew for each claim.
 TAKE = """
-    delete from {bare}
+    with gone as (delete from {bare} where id = any (%(ids)s::uuid[]))
+    update {bare} set state = 'running', token = 1, lease_until = %(now)s::bigint + 30000
      where id = any (array(select id from {bare} where queue = 'default' and state = 'ready'
                             order by due_at limit {batch} for update skip locked))
     returning id::text, payload"""
@@ -163,6 +164,7 @@ class PostgresLimit(Limit):
     def __init__(self, url: str, *, prepared: bool) -> None:
         self._conn = psycopg.connect(url, autocommit=True, prepare_threshold=0 if prepared else None)
         self._bare = f"{SCHEMA}.bare"
+        self._held: list[str] = []
 
     def insert(self, job_id: str, payload: str) -> None:
         """Add one job and commit."""
@@ -175,9 +177,12 @@ class PostgresLimit(Limit):
         self._conn.execute(INSERT_MANY.format(bare=self._bare).encode(), params)
 
     def take(self, batch: int) -> int:
-        """Claim and delete the oldest jobs in one round trip."""
+        """Claim the oldest jobs and delete those claimed before, in one round trip."""
         statement = TAKE.format(bare=self._bare, batch=batch)
-        return len(self._conn.execute(statement.encode(), binary=True).fetchall())
+        params = {"ids": array(self._held), "now": now_ms()}
+        claimed = self._conn.execute(statement.encode(), params, binary=True).fetchall()
+        self._held = [job_id for job_id, _ in claimed]
+        return len(claimed)
 
     def close(self) -> None:
         """Let go of the connection."""

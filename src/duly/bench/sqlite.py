@@ -12,6 +12,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from duly.bench.place import Limit, Place, app_arguments, now_ms
 from duly.errors import ConfigError
 from duly.settings import Settings
@@ -27,10 +29,11 @@ TABLE = (
     "create index bare_ready on bare (queue, due_at) where state = 'ready'",
 )
 INSERT = "insert into bare values (:id, 'default', 'ready', :payload, :now, null, null)"
-TAKE = """
-    delete from bare
+CLAIM = """
+    update bare set state = 'running', token = 1, lease_until = :now + 30000
      where id in (select id from bare where queue = 'default' and state = 'ready' order by due_at limit :batch)
     returning id, payload"""
+DELETE = "delete from bare where id in (select value from json_each(:ids))"
 
 
 @contextmanager
@@ -123,6 +126,7 @@ class SQLiteLimit(Limit):
 
     def __init__(self, path: str) -> None:
         self._conn = connect(path)
+        self._held: list[str] = []
 
     def insert(self, job_id: str, payload: str) -> None:
         """Add one job and commit."""
@@ -139,11 +143,13 @@ class SQLiteLimit(Limit):
         self._conn.execute("commit")
 
     def take(self, batch: int) -> int:
-        """Claim and delete the oldest jobs; differs from PostgreSQL in that there is no round trip."""
+        """Claim the oldest jobs and delete those claimed before; there is no round trip here."""
         self._conn.execute("begin immediate")
-        taken = self._conn.execute(TAKE, {"batch": batch}).fetchall()
+        self._conn.execute(DELETE, {"ids": msgspec.json.encode(self._held).decode()})
+        claimed = self._conn.execute(CLAIM, {"batch": batch, "now": now_ms()}).fetchall()
         self._conn.execute("commit")
-        return len(taken)
+        self._held = [job_id for job_id, _ in claimed]
+        return len(claimed)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -380,36 +381,61 @@ def heartbeat(held: Held, *, now: int | None = None) -> Op[bool]:
 def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str, Verdict]]:
     """Record how attempts ended, each fenced by its token.
 
-    Plain successes take the short way; whatever else a turn holds does not slow them down.
+    Successes take a short way. What ends in different `ways` had better be finished apart: together, all rows are
+    locked beforehand.
     """
-    plain: dict[int, dict[str, str | None]] = {}
+    short: dict[Way, dict[int, dict[str, str | None]]] = {}
     rest: list[dict[str, Any]] = []
     for job, change in finishes:
         if change.result is not None:
             codec.check_json(change.result, f"the result of {job.task}")
-        if _is_plain(job, change):
-            plain.setdefault(job.token, {})[job.id] = change.result
-        else:
+        if (way := way_of(job, change)) is Way.LONG:
             rest.append(_change(job, change))
-    op = _finish(plain, rest, finishes, now)
+        else:
+            short.setdefault(way, {}).setdefault(job.token, {})[job.id] = change.result
+    op = _finish(short, rest, finishes, now)
     if not any(change["error"] for change in rest):
         return op
-    return replace(op, bare=lambda: _finish(plain, [_without_texts(change) for change in rest], finishes, now))
+    return replace(op, bare=lambda: _finish(short, [_without_texts(change) for change in rest], finishes, now))
+
+
+class Way(Enum):
+    """How the end of an attempt is written: most successes need less than all the others."""
+
+    PLAIN = "plain"
+    KEYED = "keyed"
+    LONG = "long"
+
+
+def way_of(job: Claimed, change: Change) -> Way:
+    """Say which way an end takes."""
+    if change.state is not State.SUCCEEDED or job.batch_id is not None or job.schedule is not None:
+        return Way.LONG
+    if job.key is not None:
+        return Way.KEYED if job.keep_ms > 0 else Way.LONG
+    # Earlier attempts left rows that a success with `keep=0` has to take along.
+    return Way.PLAIN if job.keep_ms > 0 or job.attempt == 1 else Way.LONG
 
 
 def _finish(
-    plain: dict[int, dict[str, str | None]], rest: list[dict[str, Any]], finishes: Sequence[Finish], now: int | None
+    short: dict[Way, dict[int, dict[str, str | None]]],
+    rest: list[dict[str, Any]],
+    finishes: Sequence[Finish],
+    now: int | None,
 ) -> Op[dict[str, Verdict]]:
     sections: tuple[str, ...] = ()
     params: dict[str, Any] = {"now": now}
-    if plain:
+    if Way.PLAIN in short:
         leaves_nothing = not any(job.keep_ms for job, _ in finishes)
         sections += ("finish_gone" if leaves_nothing else "finish_plain",)
-        params["plain"] = _text(plain)
+    if Way.KEYED in short:
+        sections += ("finish_keyed",)
+    params |= {way.value: _text(ends) for way, ends in short.items()}
     if rest:
         sections += ("finish", "failed_attempts", *TAIL)
-        params |= {"changes": _text(rest), **_tail([finish.job.id for finish in finishes])}
-    if plain and rest:
+        params |= _tail([finish.job.id for finish in finishes]) | {"changes": _text(rest)}
+    if len(short) + bool(rest) > 1:
+        params.setdefault("ids", _text(list(dict.fromkeys(finish.job.id for finish in finishes))))
         sections = ("lock_jobs", *sections)
     wakes = any(change["state"] == "ready" for change in rest)
     return Op("finish", sections, params, _recorded, wakes=wakes, follow=lambda answer: _settle(finishes, answer))
@@ -424,17 +450,6 @@ def release(jobs: Iterable[Claimed], *, now: int | None = None) -> Op[dict[str, 
 def snooze(job: Claimed, after_ms: int, *, now: int | None = None) -> Op[dict[str, Verdict]]:
     """Put a job off, its attempt uncounted."""
     return finish([Finish(job, Change(State.SCHEDULED, after_ms=after_ms, give_back_attempt=True))], now=now)
-
-
-def _is_plain(job: Claimed, change: Change) -> bool:
-    return (
-        change.state is State.SUCCEEDED
-        and job.key is None
-        and job.batch_id is None
-        and job.schedule is None
-        # Earlier attempts left rows that a success with `keep=0` has to take along.
-        and (job.keep_ms > 0 or job.attempt == 1)
-    )
 
 
 def _change(job: Claimed, change: Change) -> dict[str, Any]:

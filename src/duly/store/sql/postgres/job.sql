@@ -376,6 +376,58 @@ delete from duly.duly_job
    and state = 'running' and keep_ms = 0 and key is null and batch_id is null and schedule is null
 returning duly_job.id::text;
 
+-- name: finish_keyed
+-- The short way out for a success with a key, which it keeps for its time. Keys are locked after jobs, and in order.
+with clock as materialized (select :now as now),
+input as materialized (
+    select one.key::uuid as id, held.key::bigint as token, one.value as result
+      from json_each(:keyed::json) as held
+     cross join json_each_text(held.value) as one
+     order by id
+),
+gone as (
+    delete from duly.duly_job
+     using input
+     where duly_job.id = any (array(select id from input)) and duly_job.id = input.id
+       and duly_job.token is not distinct from input.token
+       and state = 'running' and keep_ms > 0 and key is not null and batch_id is null and schedule is null
+    returning duly_job.id, task, queue, priority, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts,
+              crashes, created_at, due_at, expires_at, lease_ms, duly_job.token, worker, progress, progress_message,
+              cancel_requested_at, keep_ms, result_ttl_ms, on_dead, origin, replay_of, replay_count,
+              input.result as result
+),
+held as materialized (
+    select duly_key.task, duly_key.key, key_ttl_ms, gone.result
+      from gone
+      join duly.duly_key on duly_key.task = gone.task and duly_key.key = gone.key and duly_key.job_id = gone.id
+     order by duly_key.task, duly_key.key
+       for update of duly_key
+),
+remembered as (
+    update duly.duly_key
+       set state = 'succeeded', expires_at = now + key_ttl_ms,
+           result = case when octet_length(held.result) <= 65536 then held.result end,
+           result_dropped = coalesce(octet_length(held.result) > 65536, false)
+      from held, clock
+     where duly_key.task = held.task and duly_key.key = held.key
+),
+kept as (
+    insert into duly.duly_done (
+        id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts,
+        crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message,
+        cancel_requested_at, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin,
+        replay_of, replay_count)
+    select id, task, queue, priority, 'succeeded', payload, envelope, key, fingerprint, key_ttl_ms, attempt,
+           max_attempts, crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message,
+           cancel_requested_at, result, case when result is not null then now + greatest(result_ttl_ms, key_ttl_ms) end,
+           now, keep_ms, result_ttl_ms,
+           now + case when result is not null then least(greatest(result_ttl_ms, key_ttl_ms), keep_ms) else keep_ms end,
+           on_dead, origin, replay_of, replay_count
+      from gone
+     cross join clock
+)
+select id::text from gone;
+
 -- name: finish
 -- A worker that lost its lease matches no row here, and so changes nothing. A job that somebody asked to
 -- cancel does not come back for another attempt.

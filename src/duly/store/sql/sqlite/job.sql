@@ -243,6 +243,47 @@ delete from duly_job
           and duly_job.key is null and batch_id is null and schedule is null)
 returning id;
 
+-- name: finish_keyed
+-- The short way out for a success with a key, which it keeps for its time.
+with mine as materialized (
+    select duly_job.id as job_id, task as job_task, duly_job.key as job_key, key_ttl_ms as ttl_ms, one.value as job_result
+      from json_each(:keyed) as held
+     cross join json_each(held.value) as one
+     cross join duly_job on duly_job.id = one.key
+     where token = cast(held.key as integer) and state = 'running' and keep_ms > 0
+       and duly_job.key is not null and batch_id is null and schedule is null
+)
+update duly_key
+   set state = 'succeeded', expires_at = :now + ttl_ms,
+       result = case when length(cast(job_result as blob)) <= 65536 then job_result end,
+       result_dropped = coalesce(length(cast(job_result as blob)) > 65536, 0)
+  from mine
+ where task = job_task and key = job_key and duly_key.job_id = mine.job_id;
+insert into duly_done (
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts, crashes,
+    created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result,
+    result_until, finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin, replay_of, replay_count)
+select duly_job.id, task, queue, priority, 'succeeded', payload, envelope, duly_job.key, fingerprint, key_ttl_ms,
+       attempt, max_attempts, crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress,
+       progress_message, cancel_requested_at, one.value,
+       case when one.value is not null then :now + max(result_ttl_ms, key_ttl_ms) end, :now, keep_ms, result_ttl_ms,
+       :now + case when one.value is not null then min(max(result_ttl_ms, key_ttl_ms), keep_ms) else keep_ms end,
+       on_dead, origin, replay_of, replay_count
+  from json_each(:keyed) as held
+ cross join json_each(held.value) as one
+ cross join duly_job on duly_job.id = one.key
+ where token = cast(held.key as integer) and state = 'running' and keep_ms > 0
+   and duly_job.key is not null and batch_id is null and schedule is null;
+delete from duly_job
+ where id in (
+       select duly_job.id
+         from json_each(:keyed) as held
+        cross join json_each(held.value) as one
+        cross join duly_job on duly_job.id = one.key
+        where token = cast(held.key as integer) and state = 'running' and keep_ms > 0
+          and duly_job.key is not null and batch_id is null and schedule is null)
+returning id;
+
 -- name: finish
 -- A worker that lost its lease matches no row here, and so changes nothing. A job that somebody asked to
 -- cancel does not come back for another attempt.
