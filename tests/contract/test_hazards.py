@@ -296,11 +296,15 @@ def test_j09_a_finish_on_the_callers_connection_is_told_that_the_lease_is_lost(f
 # The same thing twice in one operation
 
 
+@pytest.mark.parametrize("keys", [None, ["one", "two"]], ids=["plain", "keyed"])
 @pytest.mark.parametrize("keep_ms", [0, 1])
-def test_j09_a_stale_token_ends_no_job_whatever_that_would_leave_behind(store, keep_ms):
+def test_j09_a_stale_token_ends_no_job_whatever_that_would_leave_behind(store, keep_ms, keys):
     if isinstance(store, D1Store):
         store.lose(None)  # a keyless job that leaves nothing is never enqueued twice by itself
-    ids = store.enqueue(2, keep_ms=keep_ms)
+    if keys is None:
+        ids = store.enqueue(2, keep_ms=keep_ms)
+    else:
+        ids = [store.enqueue_key(key, keep_ms=keep_ms).id for key in keys]
     stale, other = store.claim(2)
     store.now += 31_000
     [seen, _] = store.run(ops.expired_leases(now=store.now))

@@ -18,6 +18,54 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "src/duly/store/sql/postgres/job.sql",
+        "input.token\n       and state = 'running' and keep_ms > 0 and key is not null",
+        "duly_job.token\n       and state = 'running' and keep_ms > 0 and key is not null",
+        "tests/contract/test_hazards.py -k stale_token_ends",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "     where duly_key.task = held.task and duly_key.key = held.key\n),",
+        "     where false\n),",
+        "tests/contract/test_finish.py -k success_keeps_the_key",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        " where task = job_task and key = job_key and duly_key.job_id = mine.job_id;",
+        " where false;",
+        "tests/contract/test_finish.py -k success_keeps_the_key",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "return Way.KEYED if job.keep_ms > 0 else Way.LONG",
+        "return Way.PLAIN",
+        "tests/contract/test_finish.py -k success_keeps_the_key",
+    ),
+    Mutant(
+        "src/duly/store/gather.py",
+        'if name != "jobs")\n',
+        'if name not in ("jobs", "queue"))\n',
+        "tests/contract/test_sqlite_gather.py -k one_statement",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "        if not self._open().lead(waiting):\n",
+        "        if True:\n",
+        "tests/contract/test_sqlite_gather.py -k own_thread",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "wanted = [one for one in batch if not one.future.cancelled()]",
+        "wanted = list(batch)",
+        "tests/contract/test_sqlite_gather.py -k goes_away",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "if self.hook is not None or len(batch) == 1:",
+        "if True:",
+        "tests/contract/test_sqlite_gather.py -k one_statement",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
         "json_typeof(knows.version) = 'number' and json_typeof(serves.queue) = 'string'",
         "true",
         "tests/contract/test_plans.py -k so_costly",
