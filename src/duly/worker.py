@@ -91,7 +91,7 @@ class Worker:
         self._order = deque(self.queues)
         self._watermarks = {queue: Watermark() for queue in self.queues}
         self._held: dict[str, Lease] = {}
-        self._aside: set[str] = set()  # held, but in no slot: suspects
+        self._aside: set[Lease] = set()  # held, but in no slot: suspects
         self._stuck: set[Lease] = set()
         self._ended: deque[Ended] = deque()
         self._pace = Pace(concurrency, app.tasks, app.settings.max_attempts)
@@ -301,7 +301,7 @@ class Worker:
                 self._slots.in_background(self._record_apart(one))
         ended = [one for one in ended if not one[0].staged]
         if ended:
-            self._being_recorded = sum(lease.job.id not in self._aside for lease, _ in ended)
+            self._being_recorded = sum(lease not in self._aside for lease, _ in ended)
             self._recording = self._slots.in_background(self._record_turn(ended))
             if self.driver.one_writer:
                 await asyncio.sleep(0)  # it begins, so that the claim can share its commit
@@ -361,7 +361,7 @@ class Worker:
         # A job that was given back may have been claimed again, by this very turn: that is another lease.
         if self._held.get(lease.job.id) is lease:
             del self._held[lease.job.id]
-            self._aside.discard(lease.job.id)
+        self._aside.discard(lease)
 
     async def _record_apart(self, one: Ended) -> None:
         await self.record([one])
@@ -484,11 +484,15 @@ class Worker:
 
     def _room(self, queue: str) -> int:
         """Say how many jobs of a queue may be claimed beside those held."""
-        room = self.concurrency - (len(self._held) - len(self._aside) - self._being_recorded) - len(self._stuck)
+        room = self.concurrency - (self._in_slots() - self._being_recorded) - len(self._stuck)
         limit = self.queues[queue]
         if limit is not None:
             room = min(room, limit - sum(lease.job.queue == queue for lease in self._held.values()))
         return room
+
+    def _in_slots(self) -> int:
+        """Count what is held and not set aside; one that was may be held anew, as another lease."""
+        return len(self._held) - sum(self._held.get(lease.job.id) is lease for lease in self._aside)
 
     # Rest
 
@@ -758,11 +762,11 @@ class Worker:
 
     def set_aside(self, lease: Lease) -> None:
         """Count a held job as being in no slot."""
-        self._aside.add(lease.job.id)
+        self._aside.add(lease)
 
     async def emptied(self) -> None:
         """Wait until nothing but what was set aside is held; nothing is claimed while `emptying` is set."""
-        while self._filling or len(self._held) > len(self._aside):
+        while self._filling or self._in_slots():
             self._vacant.clear()
             self.poke()
             await self._vacant.wait()

@@ -12,6 +12,7 @@ import pytest
 
 from duly import Duly
 from duly.model import State
+from duly.store import ops
 from duly.store.ops import Op
 from duly.worker import Worker
 
@@ -153,3 +154,25 @@ def test_threads_switch_often_while_a_worker_talks_to_a_server_and_as_before_aft
     asyncio.run(drained(app))
     assert (seen[0] < 0.002) is (not app.driver.one_writer)
     assert sys.getswitchinterval() == before
+
+
+def test_j12_a_job_that_was_set_aside_and_is_held_anew_takes_a_slot(app: Duly) -> None:
+    """Else a suspect would find this process empty, and run beside it."""
+
+    @app.task
+    async def one() -> None: ...
+
+    one.enqueue()
+
+    async def run() -> list[int]:
+        worker = Worker(app, signals=False, concurrency=3)
+        [first] = await worker.claim("default", 1, app.tasks)
+        worker.set_aside(first)
+        seen = [worker._room("default")]
+        await app.driver.arun(ops.release([first.job]))
+        [_] = await worker.claim("default", 1, app.tasks)
+        seen.append(worker._room("default"))
+        worker._let_go(first)
+        return [*seen, worker._room("default")]
+
+    assert asyncio.run(run()) == [3, 2, 2]

@@ -17,6 +17,12 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "src/duly/worker.py",
+        "sum(self._held.get(lease.job.id) is lease for lease in self._aside)",
+        "len(self._aside)",
+        "tests/engine/test_turns.py -k held_anew",
+    ),
+    Mutant(
         "src/duly/store/sql/postgres/job.sql",
         "input.token\n       and state = 'running' and keep_ms > 0 and key is not null",
         "duly_job.token\n       and state = 'running' and keep_ms > 0 and key is not null",
@@ -78,8 +84,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        "len(self._aside) - self._being_recorded)",
-        "len(self._aside))",
+        "(self._in_slots() - self._being_recorded)",
+        "self._in_slots()",
         "tests/engine/test_turns.py -k claimed_while_an_end",
     ),
     Mutant(
