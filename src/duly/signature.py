@@ -59,7 +59,8 @@ class SignatureCodec:
         # Reading it back is the surest way to know that the worker will be able to.
         self.decode_call(text)
         for name, value in given.items():
-            self._refuse_disguised(self._reader(name), name, value)
+            if type(value) not in _UNDISGUISED:
+                self._refuse_disguised(self._reader(name), name, value)
         return text
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class SignatureCodec:
         """Read a payload as the positional and keyword arguments of the handler."""
         if self.whole is not None and codec.MARK not in text:
             with suppress(*codec.UNREADABLE):  # an argument is left out, or wrong, which is told argument by argument
-                return list(msgspec.structs.astuple(self.whole.decode(text))), {}
+                return [], msgspec.structs.asdict(self.whole.decode(text))
         values = self._values(text)
         starred = values.pop(self.star.name, []) if self.star else []
         args: list[Any] = []
@@ -172,6 +173,7 @@ class SignatureCodec:
 
 
 _RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_UNDISGUISED = frozenset({str, int, float, bool, type(None)})
 _DISGUISED = re.compile(r"got `(bytes|bytearray|memoryview|datetime|date|time|duration|timedelta|decimal|uuid)`")
 
 
@@ -192,7 +194,6 @@ def signature_codec(handler: Callable[..., Any], *, skip_first: bool = False) ->
     parameters = list(signature.parameters.values())[int(skip_first) :]
     compiled = [_parameter(handler, parameter) for parameter in parameters]
     by_kind = {parameter.kind: parameter for parameter in compiled}
-    plain = all(_leads(parameter) for parameter in compiled)
     varied = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return SignatureCodec(
         task=handler.__name__,
@@ -201,14 +202,19 @@ def signature_codec(handler: Callable[..., Any], *, skip_first: bool = False) ->
         named={parameter.name: parameter for parameter in compiled if parameter.kind not in varied},
         star=by_kind.get(inspect.Parameter.VAR_POSITIONAL),
         stars=by_kind.get(inspect.Parameter.VAR_KEYWORD),
-        plain=plain,
+        plain=all(_leads(parameter) for parameter in compiled),
         sets=any(_holds_set(parameter.hint) for parameter in compiled),
-        whole=_whole(compiled) if plain else None,
+        whole=_whole(compiled),
     )
 
 
 def _whole(parameters: Sequence[_Parameter]) -> msgspec.json.Decoder[Any] | None:
-    """Compile the decoder of a call in which every argument is given by position."""
+    """Compile the decoder of a call with every argument, where all can be given by name."""
+    if any(
+        parameter.kind not in (parameter.kind.POSITIONAL_OR_KEYWORD, parameter.kind.KEYWORD_ONLY)
+        for parameter in parameters
+    ):
+        return None
     fields = [(parameter.name, parameter.hint) for parameter in parameters]
     try:
         return codec.decoder_of(msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True))
