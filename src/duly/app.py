@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from datetime import datetime
 from difflib import get_close_matches
 from functools import cached_property
@@ -306,8 +307,21 @@ class Duly:
     def _enqueue(self, task: Task[..., Any, R], chunks: Iterable[Sequence[NewJob]]) -> Handles[R]:
         terms, conn = task._terms(), task._using.conn
         answers: list[Enqueued] = []
-        for jobs in chunks:
-            answers += _held(self._add(ops.enqueue(terms, jobs, parent=_parent()), conn))
+        with ExitStack() as stack:
+            beside: ThreadPoolExecutor | None = None
+            sent: Future[Answers] | None = None
+            for jobs in chunks:
+                op = ops.enqueue(terms, jobs, parent=_parent())
+                if sent is not None:
+                    answers += _held(sent.result())
+                sent = None
+                if conn is None and len(jobs) == tasks.CHUNK:  # more will follow: make it while this is on its way
+                    beside = beside or stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="duly-enqueue"))
+                    sent = beside.submit(self.driver.run, op)
+                else:
+                    answers += _held(self._add(op, conn))
+            if sent is not None:
+                answers += _held(sent.result())
         return self._enqueued(task, terms, answers)
 
     def _add(self, op: Op[Answers], conn: Any) -> Answers:

@@ -248,12 +248,12 @@ class Task(Generic[P, C, R]):
         given = {name: value for name, value in said.items() if value is not None}
         return envelope.child_of(lease.job.envelope, lease.job.id, schema_version=version, **given)
 
-    def _chunks(self, calls: Iterable[Call[R]], size: int = 1000) -> Iterable[list[NewJob]]:
+    def _chunks(self, calls: Iterable[Call[R]]) -> Iterable[list[NewJob]]:
         chunk: list[NewJob] = []
         for call in calls:
             self._refuse_foreign(call)
             chunk.append(self._new_job(call.args, call.kwargs, call.payload))
-            if len(chunk) == size:
+            if len(chunk) == CHUNK:
                 yield chunk
                 chunk = []
         if chunk:
@@ -276,6 +276,7 @@ class Task(Generic[P, C, R]):
 
 
 _PLAIN = Envelope()
+CHUNK = 1000  # jobs in one commit of an `enqueue_many`
 _HIGHEST = 2**31 - 1
 
 

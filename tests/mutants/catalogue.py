@@ -17,6 +17,18 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "src/duly/app.py",
+        "if conn is None and len(jobs) == tasks.CHUNK:",
+        "if False:",
+        "tests/engine/test_bulk.py -k on_its_way",
+    ),
+    Mutant(
+        "src/duly/app.py",
+        "                if sent is not None:\n                    answers += _held(sent.result())\n                sent = None\n",
+        "",
+        "tests/engine/test_bulk.py",
+    ),
+    Mutant(
         "src/duly/worker.py",
         "sum(self._held.get(lease.job.id) is lease for lease in self._aside)",
         "len(self._aside)",

@@ -1,0 +1,70 @@
+"""Many jobs in one call: a thousand in one commit, the next thousand made meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from duly import Duly
+from duly.errors import StoreUnavailable
+from duly.store.ops import Op
+from duly.tasks import CHUNK, Call, Task
+
+
+def numbered(app: Duly) -> Task[..., Any, Any]:
+    @app.task
+    async def work(n: int) -> None: ...
+
+    return work
+
+
+def test_the_next_thousand_is_made_while_one_is_on_its_way(app: Duly) -> None:
+    work, run, made = numbered(app), app.driver.run, threading.Event()
+
+    def once_more_is_made(op: Op[Any]) -> Any:
+        if op.name == "enqueue":
+            assert made.wait(20)
+        return run(op)
+
+    def calls() -> Iterator[Call[Any]]:
+        for number in range(CHUNK + 5):
+            if number == CHUNK:
+                made.set()
+            yield work.call(number)
+
+    app.driver.run = once_more_is_made  # type: ignore[method-assign]
+    jobs = work.enqueue_many(calls())
+    app.driver.run = run  # type: ignore[method-assign]
+    assert len({job.id for job in jobs}) == CHUNK + 5
+    assert [job.id for job in jobs] == sorted(job.id for job in jobs)
+    assert len(app.list(limit=2 * CHUNK)) == CHUNK + 5
+
+
+def test_what_was_full_when_a_call_fails_is_enqueued_and_nothing_else(app: Duly) -> None:
+    work = numbered(app)
+
+    def calls() -> Iterator[Call[Any]]:
+        yield from (work.call(number) for number in range(2 * CHUNK + 3))
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        work.enqueue_many(calls())
+    assert len(app.list(limit=3 * CHUNK)) == 2 * CHUNK
+
+
+def test_a_thousand_that_cannot_be_written_is_told_and_none_is_sent_after_it(app: Duly) -> None:
+    work, run, sent = numbered(app), app.driver.run, []
+
+    def broken(op: Op[Any]) -> Any:
+        sent.append(op.name)
+        raise StoreUnavailable("gone")
+
+    app.driver.run = broken  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        work.enqueue_many(work.call(number) for number in range(3 * CHUNK))
+    app.driver.run = run  # type: ignore[method-assign]
+    assert sent == ["enqueue"]
+    assert app.list() == []
