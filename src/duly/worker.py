@@ -51,6 +51,7 @@ T = TypeVar("T")
 Ended = tuple[Lease, Change]
 
 BUSY_SECONDS = 1.0
+LIVE_AGAIN = frozenset({State.READY, State.SCHEDULED})
 PARTS = 3  # in which quick jobs are claimed ahead: one is on its way while the others run
 # After the grace time: how long a handler that was told to stop gets, and what recording that may take.
 TOLD_SECONDS = 0.3
@@ -103,11 +104,12 @@ class Worker:
         self._told = False
         self._gave_back = False
         self._filling = False
-        self._recording: asyncio.Task[None] | None = None  # ends that are on their way
+        self._recording: asyncio.Future[Any] | None = None  # ends that are on their way
         self._being_recorded = 0  # how many slots they free
         self.emptying = False  # claims nothing, so that a suspect can run alone in this process
         self._poked = False
         self._exhausted: set[str] = set()  # queues that had less than this turn asked for
+        self._came_back = 0  # how often jobs of ours became claimable again: a claim may have looked before that
         self._armed = False
         self._fruitful = False  # what was claimed since the last arming
         self._busy_since: float | None = None
@@ -300,23 +302,28 @@ class Worker:
             if one[0].staged:  # its row may still be locked by the handler's own transaction
                 self._slots.in_background(self._record_apart(one))
         ended = [one for one in ended if not one[0].staged]
-        if ended:
-            self._being_recorded = sum(lease not in self._aside for lease, _ in ended)
-            self._recording = self._slots.in_background(self._record_turn(ended))
-            if self.driver.one_writer:
-                await asyncio.sleep(0)  # it begins, so that the claim can share its commit
-
-    async def _record_turn(self, ended: Sequence[Ended]) -> None:
+        if not ended:
+            return
         # Each way by itself: one that fails or takes long would hold up the others.
         ways: dict[ops.Way, list[Ended]] = {}
         for lease, change in ended:
             ways.setdefault(ops.way_of(lease.job, change), []).append((lease, change))
+        sent = [self._slots.in_background(self._record_turn(alike, self._free(alike))) for alike in ways.values()]
+        self._recording = asyncio.gather(*sent)
+        if self.driver.one_writer:
+            await asyncio.sleep(0)  # they begin, so that the claim can share their commit
+
+    def _free(self, ended: Sequence[Ended]) -> int:
+        """Let others have the slots of what has ended, while that is on its way; says how many."""
+        slots = sum(lease not in self._aside for lease, _ in ended)
+        self._being_recorded += slots
+        return slots
+
+    async def _record_turn(self, ended: Sequence[Ended], slots: int) -> None:
         try:
-            await asyncio.gather(*(self.record(alike, patient=False) for alike in ways.values()))
-            if any(change.state is State.READY for _, change in ended):
-                self._exhausted.clear()  # what was given back may be claimed again
+            await self.record(ended, patient=False)
         finally:
-            self._being_recorded = 0
+            self._being_recorded -= slots
             self.poke()
 
     def _take_ended(self) -> list[Ended]:
@@ -349,6 +356,9 @@ class Worker:
             self.app.events.attempted(lease, change, verdict, now)
             if change.state is State.SCHEDULED:
                 self._due_known = False
+        if any(change.state in LIVE_AGAIN for _, change in ended):
+            self._exhausted.clear()  # what was given back, or put off for no time, may be claimed again
+            self._came_back += 1
         self._vacant.set()
 
     def _count(self, change: Change, verdict: Verdict) -> None:
@@ -416,10 +426,11 @@ class Worker:
     async def _take(self, queue: str, limit: int, tasks: Iterable[str]) -> int:
         if limit <= 0:
             return 0
+        came_back = self._came_back
         leases = await self.claim(queue, limit, tasks)
         if tasks is self.app.tasks:
             self._note_reached(queue, leases)
-            if len(leases) < limit:
+            if len(leases) < limit and came_back == self._came_back:
                 self._exhausted.add(queue)
         self._pace.note_claim(len(leases), sum(len(lease.job.payload) for lease in leases))
         free = self._slots.free

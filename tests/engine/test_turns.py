@@ -176,3 +176,73 @@ def test_j12_a_job_that_was_set_aside_and_is_held_anew_takes_a_slot(app: Duly) -
         return [*seen, worker._room("default")]
 
     assert asyncio.run(run()) == [3, 2, 2]
+
+
+def test_a_drain_goes_on_while_what_it_recorded_is_due_again(app: Duly) -> None:
+    """A claim that looked before a retry was written down has not seen that it is due."""
+    looked = 0
+
+    @app.task(max_attempts=3, backoff=[0, 0])
+    async def fails() -> None:
+        raise ValueError
+
+    @app.task(key="one", max_attempts=2, backoff=[0])
+    async def keyed() -> None:
+        raise ValueError
+
+    async def after_a_look(op: Op[Any]) -> None:
+        nonlocal looked
+        looked += 1
+        await asyncio.sleep(0.05)  # claims go on meanwhile, and find nothing
+
+    jobs = [fails.enqueue(), keyed.enqueue()]
+    slowed(app, "finish", after_a_look)
+    asyncio.run(drained(app))
+    assert looked > 2
+    assert [(job.state, job.attempt) for job in map(app.get, (job.id for job in jobs)) if job] == [
+        (State.DEAD, 3),
+        (State.DEAD, 2),
+    ]
+
+
+def test_a_claim_whose_empty_answer_comes_after_a_retry_was_recorded_does_not_end_a_drain(app: Duly) -> None:
+    send, late = app.driver.arun, []
+
+    @app.task(max_attempts=2, backoff=[0])
+    async def fails() -> None:
+        raise ValueError
+
+    async def run() -> None:
+        recorded = asyncio.Event()
+        looked = asyncio.Event()
+
+        async def arun(op: Op[Any]) -> Any:
+            if op.name == "finish" and not recorded.is_set():
+                await asyncio.wait_for(looked.wait(), SECONDS)
+            answer = await send(op)
+            if op.name == "finish":
+                recorded.set()
+            elif op.name == "claim" and fails_ran and not answer and not recorded.is_set():
+                looked.set()
+                await recorded.wait()
+                await asyncio.sleep(0.05)  # the turn hears of the recording first
+                late.append(op)
+            return answer
+
+        app.driver.arun = arun  # type: ignore[method-assign]
+        await drained(app, concurrency=2)
+
+    fails_ran: list[int] = []
+    job = fails.enqueue()
+
+    @app.task(name="marker")
+    async def marker() -> None:
+        fails_ran.append(1)
+
+    marker.enqueue()
+    asyncio.run(run())
+    app.driver.arun = send  # type: ignore[method-assign]
+    found = app.get(job.id)
+    assert late
+    assert found is not None
+    assert (found.state, found.attempt) == (State.DEAD, 2)

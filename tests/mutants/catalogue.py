@@ -17,6 +17,18 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "src/duly/worker.py",
+        "if len(leases) < limit and came_back == self._came_back:",
+        "if len(leases) < limit:",
+        "tests/engine/test_turns.py -k empty_answer",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "            self._exhausted.clear()  # what was given back, or put off for no time, may be claimed again\n",
+        "",
+        "tests/engine/test_turns.py -k due_again",
+    ),
+    Mutant(
         "src/duly/app.py",
         "if conn is None and len(jobs) == tasks.CHUNK:",
         "if False:",
