@@ -198,7 +198,9 @@ def test_the_limit_of_sqlite_walks_an_index(tmp_path):
     with sqlite.place(tmp_path, Settings()) as place:
         place.fresh()
         with closing(sqlite3.connect(place.path)) as conn:
-            plan = conn.execute(f"explain query plan {sqlite.TAKE}", {"batch": 1}).fetchall()
+            plan = conn.execute(f"explain query plan {sqlite.CLAIM}", {"batch": 1, "now": 1}).fetchall()
+            deletes = conn.execute(f"explain query plan {sqlite.DELETE}", {"ids": "[]"}).fetchall()
+    assert "SEARCH bare USING PRIMARY KEY" in str(deletes)
     assert "SCAN bare" not in str(plan).replace("SCAN bare USING", "")
     assert "TEMP B-TREE" not in str(plan)
     assert "bare_ready" in str(plan)
@@ -211,7 +213,8 @@ def test_the_limit_of_postgresql_walks_an_index(postgres_url):
             "from generate_series(1, 5000) as n"
         )
         place.settle()
-        plan = str(place.run(f"explain {postgres.TAKE.format(bare='duly_bench.bare', batch=100)}"))
+        statement = postgres.TAKE.format(bare="duly_bench.bare", batch=100)
+        plan = str(place.run("explain " + statement.replace("%(ids)s", "'{}'").replace("%(now)s", "1")))
     assert "Seq Scan" not in plan
     assert "Sort" not in plan
     assert "bare_ready" in plan
