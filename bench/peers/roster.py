@@ -70,8 +70,8 @@ def duly_on(store: str) -> tuple[Contestant, ...]:
 
 
 # PgQueuer: per batch size the best of one manager, one with a pool of 5, and 5 managers (its own benchmark has 5).
-# Huey: one thread is its fastest; 4 are what people run. taskito: async handlers, 100 a claim and a poll every ms, which
-# was far ahead of its defaults in one trial. Others: what their documentation has for throughput, not tried out further.
+# Huey: one thread is its fastest; 4 are what people run. taskito: async handlers, 100 a claim and a poll every ms,
+# which was far ahead of its defaults in one trial. Others: what their documentation has for throughput, not tried out.
 CONTESTANTS = (
     *duly_on("postgres"),
     Contestant("PgQueuer, batch 10", "pgqueuer", "postgres", ("10", "5", "single"), "log row kept"),
