@@ -104,7 +104,7 @@ class Worker:
         self._told = False
         self._gave_back = False
         self._filling = False
-        self._recording: asyncio.Future[Any] | None = None  # ends that are on their way
+        self._recording: list[asyncio.Task[None]] = []  # ends that are on their way
         self._being_recorded = 0  # how many slots they free
         self.emptying = False  # claims nothing, so that a suspect can run alone in this process
         self._poked = False
@@ -268,8 +268,8 @@ class Worker:
             self._poked = False
             await self._turn()
             await self._rest()
-        if self._recording is not None:
-            await self._recording
+        for sent in self._recording:
+            await sent
 
     def _done(self) -> bool:
         if self._held or self._ended:
@@ -288,12 +288,11 @@ class Worker:
 
     def _is_recording(self) -> bool:
         """Say whether ends are on their way to the database."""
-        if self._recording is None:
-            return False
-        if self._recording.done():
-            self._recording.result()
-            self._recording = None
-        return self._recording is not None
+        for sent in self._recording:
+            if sent.done():
+                sent.result()
+        self._recording = [sent for sent in self._recording if not sent.done()]
+        return bool(self._recording)
 
     async def _send_ended(self) -> None:
         """Send off what has ended since the last time; the claims go on meanwhile."""
@@ -308,8 +307,9 @@ class Worker:
         ways: dict[ops.Way, list[Ended]] = {}
         for lease, change in ended:
             ways.setdefault(ops.way_of(lease.job, change), []).append((lease, change))
-        sent = [self._slots.in_background(self._record_turn(alike, self._free(alike))) for alike in ways.values()]
-        self._recording = asyncio.gather(*sent)
+        self._recording = [
+            self._slots.in_background(self._record_turn(alike, self._free(alike))) for alike in ways.values()
+        ]
         if self.driver.one_writer:
             await asyncio.sleep(0)  # they begin, so that the claim can share their commit
 

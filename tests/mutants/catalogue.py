@@ -120,8 +120,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        "            self._recording.result()\n",
-        "",
+        "                sent.result()\n",
+        "                pass\n",
         "tests/engine/test_turns.py -k breaks_the_worker",
     ),
     Mutant(

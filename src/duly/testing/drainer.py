@@ -94,8 +94,8 @@ class Drainer(Worker):
     async def _send_ended(self) -> None:
         """Record before anything else is claimed, so that jobs run in the same order each time."""
         await super()._send_ended()
-        if self._recording is not None:
-            await self._recording
+        for sent in self._recording:
+            await sent
 
     async def _look_after(self) -> None:
         """Do the upkeep once, and what is seen to have ended a second time, without the wait between."""
