@@ -35,16 +35,28 @@ def stopped_by_signals(stop: Callable[[], None], *, wanted: bool) -> Iterator[No
 SWITCH_SECONDS = 0.0005
 
 
+_switching = threading.Lock()
+_switched_for: list[float] = []  # one for each worker of this process that wants it: what was set when it came
+
+
 @contextmanager
 def threads_switched_often(*, wanted: bool) -> Iterator[None]:
-    """Let the threads of this process take turns more often than Python would."""
-    before = sys.getswitchinterval()
-    if wanted:
-        sys.setswitchinterval(min(before, SWITCH_SECONDS))
+    """Let the threads of this process take turns more often than Python would, until the last worker has ended."""
+    if not wanted:
+        yield
+        return
+    with _switching:
+        _switched_for.append(sys.getswitchinterval())
+        sys.setswitchinterval(min(_switched_for[0], SWITCH_SECONDS))
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        with _switching:
+            first = _switched_for.pop(0)
+            if _switched_for:
+                _switched_for[0] = first
+            else:
+                sys.setswitchinterval(first)
 
 
 @contextmanager

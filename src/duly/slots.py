@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from duly import runner
 from duly.context import Lease
+from duly.pace import LATE_SECONDS
 from duly.tasks import Kind
 from duly.threads import Threads
 
@@ -70,10 +71,10 @@ class Slots:
                 self._running += 1
             self._start(lease)
 
-    def take_back(self, claimed_before: float) -> Lease | None:
-        """Give up the job that has waited longest, if it was claimed before that time."""
+    def take_back(self, now: float) -> Lease | None:
+        """Give up the job that has waited longest, if that is too long."""
         with self._lock:
-            if self._waiting and self._waiting[0].claimed_at < claimed_before:
+            if self._waiting and self._waiting[0].claimed_at + LATE_SECONDS <= now:
                 return self._waiting.popleft()
         return None
 

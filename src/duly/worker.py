@@ -647,7 +647,7 @@ class Worker:
     def _give_back_late(self) -> None:
         """Release what was claimed ahead and has not begun in time, or will not because we stop."""
         now = self.clock()
-        while lease := self._slots.take_back(math.inf if self._stopping else now - LATE_SECONDS):
+        while lease := self._slots.take_back(math.inf if self._stopping else now):
             self._pace.late(now)
             self.give_back(lease)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from duly import Duly
+from duly.loop import threads_switched_often
 from duly.model import State
 from duly.store import ops
 from duly.store.ops import Op
@@ -153,6 +154,17 @@ def test_threads_switch_often_while_a_worker_talks_to_a_server_and_as_before_aft
     look.enqueue()
     asyncio.run(drained(app))
     assert (seen[0] < 0.002) is (not app.driver.one_writer)
+    assert sys.getswitchinterval() == before
+
+
+def test_threads_switch_as_before_when_the_last_of_several_workers_has_ended() -> None:
+    before = sys.getswitchinterval()
+    first, second = threads_switched_often(wanted=True), threads_switched_often(wanted=True)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.getswitchinterval() < 0.002
+    second.__exit__(None, None, None)
     assert sys.getswitchinterval() == before
 
 

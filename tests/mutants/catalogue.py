@@ -132,8 +132,14 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/loop.py",
-        "        sys.setswitchinterval(before)\n",
-        "        pass\n",
+        "                sys.setswitchinterval(first)\n",
+        "                pass\n",
+        "tests/engine/test_turns.py -k switch",
+    ),
+    Mutant(
+        "src/duly/loop.py",
+        "                _switched_for[0] = first\n",
+        "                pass\n",
         "tests/engine/test_turns.py -k switch",
     ),
     Mutant(

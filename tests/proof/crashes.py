@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, TypeAlias
 from duly import keys
 from duly.model import Change, Claimed, Failure, NewJob, State, Terms
 from duly.store import ops
+from duly.store.gather import Waiting, rows_of
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.sqlite import SQLiteDriver
 from tests.proof.disk import Disk, Event, lay_down
@@ -181,10 +183,10 @@ class Workload:
         extend = ops.extend([Held(job.id, job.token) for job in self._leased.values()], now=self._now)
         wanted = [self._enqueue(1), extend, self._enqueue(2)]
         with writer._wake:  # it finds all of them when it wakes
-            waiting = [writer.submit(op) for op in wanted]
-        for future in waiting:
-            assert future is not None
-            future.result()
+            waiting = [Waiting(op, Future()) for op in wanted]
+            assert all(writer.submit(one) for one in waiting)
+        for one in waiting:
+            rows_of(one.future.result())
 
     def _cancel(self) -> None:
         ids = self._some("live", 1) + self._some("running", 1)

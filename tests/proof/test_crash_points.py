@@ -180,3 +180,8 @@ def test_the_judge_finds_what_is_half_done(spoil, text, recorded, folder):
     assert verdict is not None
     assert verdict[0] == "half-done"
     assert text in verdict[1]
+
+
+def test_every_operation_is_recorded_sooner_or_later(tmp_path):
+    kinds = {answer.name for answer in apart(crashes.record, 7, 250, tmp_path).answers}
+    assert kinds == {"open", *crashes._START, *crashes._OFTEN, *crashes._SELDOM} - {"checkpoint"}

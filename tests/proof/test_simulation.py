@@ -122,3 +122,7 @@ def test_who_was_not_answered_is_not_told_that_nothing_was_written():
 
 def test_enough_bugs_are_planted():
     assert len(PLANTED) >= 12
+
+
+def test_a_job_that_waits_just_as_long_as_it_may_is_given_back_and_nobody_spins():
+    assert Simulation(scenario(61001960)).run() == []
