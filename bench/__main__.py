@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench import growth, measure, report
+from bench import growth, measure, report, schedules
 from bench.database import PostgresHome, SQLiteHome, postgres_home, refuse_memory, sqlite_home
 from bench.figures import Figure
 from duly.bench import machine, postgres, sqlite
@@ -37,11 +37,15 @@ def main() -> None:
     about["load_at_end"] = machine.load()
     about["seconds"] = round(time.monotonic() - begun, 1)
     report.progress("")
-    document = report.write(RESULTS / ("growth.json" if options.growth else "latest.json"), about, figures)
+    document = report.write(RESULTS / f"{which(options)}.json", about, figures)
     if options.json:
         print(json.dumps(document, indent=1))
     else:
         report.show(about, figures)
+
+
+def which(options: argparse.Namespace) -> str:
+    return "growth" if options.growth else "schedules" if options.schedules else "latest"
 
 
 def everything(options: argparse.Namespace, stores: list[str]) -> Iterator[Figure]:
@@ -65,6 +69,9 @@ def of_store(home: SQLiteHome | PostgresHome, options: argparse.Namespace) -> It
         if options.growth:
             empty, large = (stack.enter_context(place(home)) for _ in range(2))
             yield from growth.grown(empty, large, growth_plan(options))
+            return
+        if options.schedules:
+            yield from schedules.fired(stack.enter_context(place(home)), schedules_plan(options))
             return
         sizes = {**SHORT, **(QUICK if options.quick else {})}
         plan = Plan(repeat=options.repeat, say=report.progress, **sizes)
@@ -99,6 +106,12 @@ def growth_plan(options: argparse.Namespace) -> growth.Plan:
     return growth.Plan(repeat=options.repeat, say=report.progress)
 
 
+def schedules_plan(options: argparse.Namespace) -> schedules.Plan:
+    if options.quick:
+        return schedules.Plan(500, 1_000, options.repeat, 0.5, report.progress)
+    return schedules.Plan(repeat=options.repeat, say=report.progress)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--store", choices=["sqlite", "postgres"], help="measure only this one")
@@ -106,6 +119,7 @@ def parse() -> argparse.Namespace:
         "--only", default=LETTERS, help=f"only these parts, as in a,c, without the operations: {LETTERS}"
     )
     parser.add_argument("--growth", action="store_true", help="instead: (h), millions of rows beside none; ten minutes")
+    parser.add_argument("--schedules", action="store_true", help="instead: what firing schedules takes; a minute")
     parser.add_argument("--batch", type=numbers, help="jobs a claim, of the operations (default 100)")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions (default 3)")
     parser.add_argument("--quick", action="store_true", help="far less of everything: to see that it works")

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 import duly
-from duly import app, backoff, context, dead, durations, errors, events, signals, tasks
+from duly import app, backoff, context, dead, durations, errors, events, schedules, signals, tasks
 from duly.cli import COMMANDS, main
 from duly.settings import Settings
 from duly.store import migrate
@@ -70,6 +70,13 @@ LOGGED = {
     "handler.unforeseen": "something around a handler failed that should not; the attempt counts as failed",
     "listener.failed": "a listener of `app.events` raised",
     "postgres.listen_lost": "the connection for wake-ups is gone; until it is back, workers look every second",
+    "schedule.fired": "a due time of a schedule has become a job",
+    "schedule.skipped": "due times of a schedule were not fired (`count`, `reason`)",
+    "schedule.unreadable": "a schedule cannot be fired here, say for want of its time zone; other workers may",
+    "schedules.abandoned": "schedules stand in no living worker's code any more; they are paused",
+    "schedules.changed": "the worker found schedules in its code that have changed",
+    "schedules.created": "the worker found new schedules in its code",
+    "schedules.readopted": "the worker has schedules in its code that no other had any more; they go on",
     "sqlite.checkpoint_busy": "a checkpoint found a reader in its way; the write-ahead log grows until the next one",
     "sqlite.checkpoint_failed": "a checkpoint failed; it is tried again",
     "supervisor.cannot_start": "no process can be started just now; it is tried again",
@@ -112,6 +119,12 @@ RECORDED = {
     "job.retried": "somebody made a job due now",
     "queue.paused": "somebody paused a queue",
     "queue.resumed": "somebody resumed a queue",
+    "schedule.backfilled": "somebody had due times of the past fired (`count`)",
+    "schedule.deleted": "somebody deleted a schedule",
+    "schedule.missed": "due times of a schedule were not fired in time (`count`, `since`, `until`)",
+    "schedule.paused": "somebody paused a schedule, or duly did: too many dead runs, or no code has it any more",
+    "schedule.resumed": "somebody resumed a schedule",
+    "schedule.triggered": "somebody ran a schedule at once",
     "task.paused": "somebody paused a task",
     "task.resumed": "somebody resumed a task",
 }
@@ -134,6 +147,7 @@ TABLES = {
     "duly_attempts": "attempts that did not succeed",
     "duly_events": "who did what and why",
     "duly_fires": "what schedules have fired",
+    "duly_schedules": "what recurs, and when it is due next",
 }
 
 
@@ -341,7 +355,7 @@ def api_page() -> str:
         NOTE,
         "Sync calls are plain; each has an async twin with an `a` in front, which is left out here.",
     ]
-    lines += section("duly.Duly", app.Duly, skip={"spec", "settings", "driver", "dead", "tasks"})
+    lines += section("duly.Duly", app.Duly, skip={"spec", "settings", "driver", "dead", "schedules", "tasks"})
     lines += ["### Options of `@app.task`", code_block(signature("task", tasks.define, drop=1))]
     lines += ["### Filters of `list`", names_of(app.JobFilters)]
     lines += ["### Options of `worker`, `run` and `arun`", names_of(app.WorkerOptions)]
@@ -349,6 +363,7 @@ def api_page() -> str:
     lines += section("duly.app.Job", app.Job)
     lines += section("app.dead", dead.Dead)
     lines += ["### Filters of `dead.list` and `dead.replay_all`", names_of(dead.DeadFilters)]
+    lines += section("app.schedules", schedules.Schedules)
     lines += section("duly.Ctx", context.Ctx, also=context._Context, keep_async=True)
     lines += section("duly.SyncCtx", context.SyncCtx, only={"progress", "heartbeat", "commit"})
     lines += ["Its properties are those of `Ctx`."]
@@ -436,8 +451,9 @@ def signature(name: str, function: Callable[..., Any], drop: int = 0) -> str:
             words.append("*")
             star = True
         star = star or one.kind is one.VAR_POSITIONAL
-        words.append(parameter(one))
-    answer = "" if found.return_annotation is found.empty else annotation(found.return_annotation)
+        words.append(parameter(one, function.__module__))
+    module = function.__module__
+    answer = "" if found.return_annotation is found.empty else annotation(found.return_annotation, module)
     makes = inspect.isclass(function) or name in ("Duly", "task")
     if hasattr(function, "__wrapped__") and answer.startswith("Iterator["):  # made by @contextmanager
         answer = f"ContextManager[{answer.removeprefix('Iterator[')}"
@@ -449,31 +465,38 @@ def signature(name: str, function: Callable[..., Any], drop: int = 0) -> str:
     return f"{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){arrow}"
 
 
-def parameter(one: inspect.Parameter) -> str:
-    """Write one parameter."""
+def parameter(one: inspect.Parameter, module: str) -> str:
+    """Write one parameter of a function of a module."""
     stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
-    said = "" if one.annotation is one.empty else f": {annotation(one.annotation)}"
+    said = "" if one.annotation is one.empty else f": {annotation(one.annotation, module)}"
     if one.default is one.empty:
         return f"{stars}{one.name}{said}"
     return f"{one.name}{said} = {one.default!r}" if said else f"{one.name}={one.default!r}"
 
 
-def annotation(said: Any) -> str:
+def annotation(said: Any, module: str) -> str:
     """Write an annotation; ours are texts, so that no version of Python writes them in its own way."""
     text = said if isinstance(said, str) else getattr(said, "__name__", str(said))
-    for alias, meaning in ALIASES.items():
+    for alias, meaning in {**LISTS.get(module, {}), **ALIASES}.items():
         text = re.sub(rf"\b{alias}\b", meaning, text)
     return text
 
 
 # Names that only the code needs: in classes with a method `list`, lists have other names.
 LISTS = {
-    name: f"list[{value.__args__[0].__name__}]"
-    for module in (app, dead)
-    for name, value in vars(module).items()
-    if isinstance(value, GenericAlias) and value.__origin__ is list
+    module.__name__: {
+        name: f"list[{value.__args__[0].__name__}]"
+        for name, value in vars(module).items()
+        if isinstance(value, GenericAlias) and value.__origin__ is list
+    }
+    for module in (app, dead, schedules)
 }
-ALIASES = {**LISTS, "R_co": "R", r"backoffs\.Backoff": "Backoff", r"keys\.Key": "str | Callable[..., str]"}
+ALIASES = {
+    "R_co": "R",
+    r"backoffs\.Backoff": "Backoff",
+    r"keys\.Key": "str | Callable[..., str]",
+    "When": "str | float | timedelta",
+}
 
 
 def names_of(options: Any) -> str:
@@ -504,7 +527,11 @@ def events_page() -> str:
 
 
 LOG_CALL = re.compile(r"(?:log|self\._log)\.(?:debug|info|warning|error|exception)\(\s*\"([a-z]+\.[a-z_]+)\"")
-TOLD = re.compile(r"\"((?:job|worker)\.[a-z_]+)\", logging\.[A-Z]+|\.tell\(\s*\"([a-z]+\.[a-z_]+)\"")
+TOLD = re.compile(r"\"((?:job|worker)\.[a-z_]+)\", logging\.[A-Z]+|\btell\(\s*\"([a-z]+\.[a-z_]+)\"")
+
+
+# What may come of a schedule in code when a worker starts.
+RECONCILED = re.findall(r"\"(\w+)\": \[\]", inspect.getsource(schedules._reconcile))
 
 
 def logged_names() -> set[str]:
@@ -514,6 +541,8 @@ def logged_names() -> set[str]:
         text = file.read_text("utf-8")
         found |= set(LOG_CALL.findall(text))
         found |= {one or other for one, other in TOLD.findall(text)}
+        if 'f"schedules.{what}"' in text:
+            found |= {f"schedules.{what}" for what in RECONCILED}
     return found
 
 
@@ -521,8 +550,10 @@ def recorded_names() -> set[str]:
     """Find the names of events in the SQL, and in the operations that hand them to it."""
     found: set[str] = set()
     for file in [*(SOURCE / "store" / "sql").rglob("*.sql"), SOURCE / "store" / "ops.py"]:
-        for name in re.findall(r"['\"]((?:job|database)\.[a-z_]+)['\"]", file.read_text("utf-8")):
+        for name in re.findall(r"['\"]((?:job|database|schedule)\.[a-z_]+)['\"]", file.read_text("utf-8")):
             found.add(name)
+    for file in SOURCE.rglob("*.py"):
+        found |= set(re.findall(r"\bTold\(\s*\"(schedule\.[a-z_]+)\"", file.read_text("utf-8")))
     for file in (SOURCE / "store" / "sql" / "sqlite").glob("*.sql"):
         text = file.read_text("utf-8")
         found |= {f"job.{state}" for state in ("dead", "partial", "cancelled") if "'job.' || state" in text}

@@ -78,6 +78,8 @@ def test_the_codes_are_stable() -> None:
         "LeaseLost": "lease_lost",
         "NotReplayable": "not_replayable",
         "TransitionRefused": "transition_refused",
+        "ScheduleNotFound": "schedule_not_found",
+        "ScheduleExists": "schedule_exists",
         "KeyConflict": "key_conflict",
         "QueueFull": "queue_full",
         "StoreError": "store",

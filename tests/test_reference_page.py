@@ -34,7 +34,15 @@ def test_no_option_is_without_a_meaning():
 def test_every_public_name_has_a_sentence():
     page = reference_page.api_page()
     assert re.findall(r"^### (.+)\n\n(?=#)", page, re.MULTILINE) == []
-    for heading in ("Duly.get", "Task.enqueue", "Job.result", "app.dead.replay", "Ctx.progress", "duly.Snooze"):
+    for heading in (
+        "Duly.get",
+        "Task.enqueue",
+        "Job.result",
+        "app.dead.replay",
+        "app.schedules.create",
+        "Ctx.progress",
+        "duly.Snooze",
+    ):
         assert f"\n### {heading}\n" in page
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -127,6 +128,15 @@ def timed_out(lease: Lease) -> JobTimeout:
 current: ContextVar[Lease | None] = ContextVar("duly_lease", default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Due times that nobody fired in time: how many, the first and the last."""
+
+    count: int = 0
+    since: datetime | None = None
+    until: datetime | None = None
+
+
 class _Context:
     """What both contexts say of the job."""
 
@@ -181,8 +191,20 @@ class _Context:
 
     @property
     def due_at(self) -> datetime:
-        """When the job was due."""
-        return datetime.fromtimestamp(self._job.due_at / 1000, UTC)
+        """When the job was due; a run of a schedule is due by its rule, whatever its jitter, delay or retries."""
+        due_at = self._job.envelope.due_at
+        return _moment(self._job.due_at if due_at is None else due_at)
+
+    @property
+    def schedule(self) -> str | None:
+        """The name of the schedule that the job is a run of."""
+        return self._job.schedule
+
+    @property
+    def missed(self) -> Missed:
+        """The due times that this run stands for, its own included, where its schedule has catchup="last"."""
+        missed = self._job.envelope.missed
+        return Missed() if missed is None else Missed(missed.count, _moment(missed.since), _moment(missed.until))
 
     @property
     def replay_count(self) -> int:
@@ -301,6 +323,10 @@ class _Report:
     """Whether the lease stands, as far as a report of the handler has found out."""
 
     held = True
+
+
+def _moment(at: int) -> datetime:
+    return datetime.fromtimestamp(at / 1000, UTC)
 
 
 @contextmanager

@@ -14,6 +14,8 @@ DulyError
 │   ├── LeaseLost          another worker owns this job now; nothing was written
 │   ├── NotReplayable      only what is dead, partial or cancelled is replayed, a success only by force
 │   └── TransitionRefused  no arrow leads from the job's state to the one asked for
+├── ScheduleNotFound       no schedule has this name
+├── ScheduleExists         a schedule with this name is there already, and is another one
 ├── KeyConflict            the key is taken by a job with another payload (`.existing_id`)
 ├── QueueFull              the queue has reached its depth limit
 └── StoreError             the database said no (`__cause__` is the driver's own error)
@@ -117,6 +119,18 @@ class TransitionRefused(JobError):
     """No arrow leads from the job's state to the one asked for."""
 
     code = "transition_refused"
+
+
+class ScheduleNotFound(DulyError):
+    """No schedule has this name."""
+
+    code = "schedule_not_found"
+
+
+class ScheduleExists(DulyError):
+    """A schedule with this name is there already, and is another one."""
+
+    code = "schedule_exists"
 
 
 class KeyConflict(DulyError):

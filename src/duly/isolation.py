@@ -295,6 +295,7 @@ class Suspects:
 
     def hint(self) -> None:
         """Say that there may be some."""
+        self.busy = True  # until it was looked for them
         self._hinted.set()
 
     async def run(self) -> None:

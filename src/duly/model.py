@@ -43,13 +43,25 @@ PARKED = "parked: "
 # How the reason of a job begins that a person is to look at before it runs again.
 HELD = "held: "
 
+# The reason of a run that begins when the one before it has ended.
+QUEUED = "queued: an earlier run of its schedule has not ended"
+
 ENDED = frozenset({State.SUCCEEDED, State.PARTIAL, State.DEAD, State.CANCELLED})
+
+
+class Missed(Struct, frozen=True):
+    """The due times that one run of a schedule stands for beside its own: how many, the first and the last."""
+
+    count: int
+    since: int
+    until: int
 
 
 class Envelope(Struct, frozen=True):
     """What travels with a job beside its payload: where it came from and what it is about.
 
-    `correlation_id` is None on a root job, whose own id then is the correlation id of all it causes.
+    `correlation_id` is None on a root job, whose own id then is the correlation id of all it causes. `due_at` and
+    `missed` are those of a run of a schedule: when it was due by its rule, and what it stands for.
     """
 
     schema_version: int = 1
@@ -58,6 +70,8 @@ class Envelope(Struct, frozen=True):
     subject: str | None = None
     traceparent: str | None = None
     payload_ref: str | None = None
+    due_at: int | None = None
+    missed: Missed | None = None
 
 
 class NewJob(Struct, frozen=True):
@@ -372,6 +386,67 @@ class HoldFigure(Struct, frozen=True):
     jobs: int
     queues: int
     schedules: int
+
+
+class Catchup(StrEnum):
+    """What becomes of due times that nobody fired in time."""
+
+    SKIP = "skip"  # the newest is fired
+    LAST = "last"  # the newest is fired and told of the others
+    ALL = "all"  # each is fired
+
+
+class Overlap(StrEnum):
+    """What becomes of a due time while an earlier run of the schedule has not ended."""
+
+    ALLOW = "allow"
+    SKIP = "skip"
+    QUEUE = "queue"
+    CANCEL_RUNNING = "cancel_running"
+
+
+class ScheduleRecord(Struct, frozen=True):
+    """A schedule as it was when it was read. The field names are those of `--json`."""
+
+    name: str
+    task: str
+    mode: str
+    spec: str
+    tz: str
+    interval_ms: int | None
+    anchor_at: int | None
+    catchup: Catchup
+    grace_ms: int | None
+    overlap: Overlap
+    jitter_ms: int
+    pause_after: int | None
+    terms: dict[str, Any]
+    payload: Any
+    schema_version: int
+    subject: str | None
+    in_code: bool
+    revision: int
+    created_at: int
+    changed_at: int
+    next_at: int | None
+    last_at: int | None
+    dead_runs: int
+    paused_at: int | None
+    paused_by: str | None
+    paused_why: str | None
+
+
+class FireRecord(Struct, frozen=True):
+    """One thing that came of a schedule: a run, or a run of misses from `due_at` to `until_at`."""
+
+    schedule: str
+    due_at: int
+    until_at: int | None
+    count: int
+    outcome: str
+    job_id: str | None
+    reason: str | None
+    at: int
 
 
 class DeadFigure(Struct, frozen=True):

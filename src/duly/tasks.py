@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
@@ -172,7 +171,7 @@ class Task(Generic[P, C, R]):
         terms = {
             "delay_ms": _ms(delay, f"{self.name}: delay="),
             "due_at": None if at is None else moment(at, f"{self.name}: at="),
-            "priority": None if priority is None else _whole(priority, f"{self.name}: priority="),
+            "priority": None if priority is None else whole(priority, f"{self.name}: priority="),
             "queue": None if queue is None else _name(queue, f"{self.name}: queue="),
             "max_attempts": None if max_attempts is None else _attempts(max_attempts, self.name),
             "keep_ms": _ms(keep, f"{self.name}: keep="),
@@ -278,6 +277,7 @@ class Task(Generic[P, C, R]):
 _PLAIN = Envelope()
 CHUNK = 1000  # jobs in one commit of an `enqueue_many`
 _HIGHEST = 2**31 - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def define(
@@ -323,7 +323,7 @@ def define(
         retries=_retries(retry_on, give_up_on, name),
         aliases=_aliases(aliases, name),
         queue=_name(queue, f"{name}: queue="),
-        priority=_whole(priority, f"{name}: priority="),
+        priority=whole(priority, f"{name}: priority="),
         max_attempts=max_attempts,
         timeout_ms=_span(timeout, f"{name}: timeout="),
         lease_ms=_span(lease, f"{name}: lease="),
@@ -331,7 +331,7 @@ def define(
         key=None if key is None else _key(key, name),
         keep_ms=_ms(keep, f"{name}: keep="),
         result_ttl_ms=_ms(result_ttl, f"{name}: result_ttl="),
-        schema_version=_whole(schema_version, f"{name}: schema_version=", least=1),
+        schema_version=whole(schema_version, f"{name}: schema_version=", least=1),
         on_dead=_on_dead(on_dead, name),
     )
 
@@ -446,15 +446,15 @@ def _matcher(errors: Errors, what: str) -> Callable[[BaseException], bool]:
     raise ConfigError(f"{what} takes an exception, a tuple of them, or a function of the error")
 
 
-def _whole(value: Any, what: str, *, least: int = -_HIGHEST - 1) -> int:
+def whole(value: Any, what: str, *, least: int = -_HIGHEST - 1, most: int = _HIGHEST) -> int:
     """Refuse what is no whole number that every store keeps."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _HIGHEST:
-        raise ConfigError(f"{what} is {value!r}: give a whole number from {least} to {_HIGHEST}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{what} is {value!r}: give a whole number from {least} to {most}")
     return value
 
 
 def _attempts(value: Any, name: str) -> int:
-    return _whole(value, f"{name}: max_attempts=", least=1)
+    return whole(value, f"{name}: max_attempts=", least=1)
 
 
 def _name(value: Any, what: str) -> str:
@@ -514,4 +514,4 @@ def moment(at: datetime, what: str) -> int:
         raise ConfigError(
             f"{what} is {at}, which has no time zone: give an aware datetime, as datetime.now(UTC) is one"
         )
-    return max(0, math.ceil(at.timestamp() * 1000))
+    return max(0, -((_EPOCH - at) // timedelta(milliseconds=1)))  # rounded up, and not by way of a float

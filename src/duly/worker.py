@@ -128,6 +128,7 @@ class Worker:
         self._stop_told = asyncio.Event()
         self._vacant = asyncio.Event()  # something held was recorded
         self._suspects = Suspects(self)
+        self.upkeep = Upkeep(self)
         self._refuse_what_cannot_run()
         with (
             stopped_by_signals(self.stop, wanted=self._signals),
@@ -173,7 +174,7 @@ class Worker:
 
     def _beside(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         yield "overtime", Overtime(self).run()
-        yield "upkeep", Upkeep(self).run()
+        yield "upkeep", self.upkeep.run()
         yield "suspects", self._suspects.run()
 
     async def _begin(self) -> None:
@@ -182,6 +183,9 @@ class Worker:
         while not self._stopping:
             try:
                 await self.driver.arun(self.registration())
+                await self._reconcile()
+                if self.draining:
+                    await self._look_first()
                 break
             except (StoreUnavailable, AnswerLost) as error:
                 if not warned:
@@ -201,6 +205,17 @@ class Worker:
             tasks=sorted(self.app.tasks),
             concurrency=self.concurrency,
         )
+
+    async def _reconcile(self) -> None:
+        """Bring the schedules in line with the code."""
+        for what, names in (await self.app.schedules.areconcile()).items():
+            if names:
+                level = logging.WARNING if what == "abandoned" else logging.INFO
+                self.app.events.tell(f"schedules.{what}", level, schedules=names)
+
+    async def _look_first(self) -> None:
+        """Fire what is due before a drain finds nothing to do."""
+        await self.upkeep.fire.to_the_end()
 
     async def _end_of(self, turns: asyncio.Task[None], beside: Sequence[asyncio.Task[None]]) -> None:
         """Wait for the turns to end; once we are to stop, no longer than the grace time and a second.
@@ -673,7 +688,8 @@ class Worker:
         now = self.clock()
         if now < self._stop_at:
             return
-        running = [lease for lease in self._held.values() if not (lease.sent or lease.closed)]
+        ended = {lease for lease, _ in self._ended}  # and waits until what is on its way is recorded
+        running = [lease for lease in self._held.values() if not (lease.sent or lease.closed or lease in ended)]
         if not self._told:
             self._told = True
             for lease in running:
@@ -756,6 +772,7 @@ class Worker:
             pid=self._pid,
             queues=self.queues,
             tasks=self.app.tasks,
+            schedules=self.app.schedules.in_code,
             beat_ms=max(self.shortest_lease_ms() // 3, 1000),
             slots=self.concurrency,
             succeeded=self._succeeded,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,11 +19,13 @@ import psycopg
 
 from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreRefused
 from duly.keys import Ids
-from duly.model import Change, Claimed, Enqueued, Failure, JobRecord, NewJob, State, Terms
-from duly.store import migrate, ops
+from duly.model import Catchup, Change, Claimed, Enqueued, Envelope, Failure, JobRecord, NewJob, Overlap, State, Terms
+from duly.schedule import Mode, Timing
+from duly.store import migrate, ops, schedules
 from duly.store.driver import Driver
 from duly.store.ops import Finish, Held, Op, Rows
 from duly.store.postgres import PostgresDriver
+from duly.store.schedules import Definition, Due, Firing, Run
 from duly.store.sqlite import SQLiteDriver
 from duly.store.statements import spell
 from tests.servers.d1 import D1Error, D1Lost, D1Mannered
@@ -135,6 +138,18 @@ class Store:
             self.kill(job)
         return ids
 
+    def schedule(self, name: str = "s", mode: str = "rate", **more: Any) -> str:
+        """Define a schedule and return its name."""
+        self.run(schedules.define([definition(name, mode, **more)], now=self.now))
+        return name
+
+    def fire(self, name: str = "s", *, next_at: int | None = None, **more: Any) -> str:
+        """Fire one run of a schedule, due now, and return its id; `next_at` None awaits the end of it."""
+        [due] = self.run(schedules.one(name, now=self.now))
+        one = run_of(due, self.now, **more)
+        assert self.run(schedules.fire([Firing(name, due.revision, next_at, self.now, (one,))], now=self.now)) == [name]
+        return one.id
+
     def get(self, job_id: str) -> JobRecord | None:
         return self.run(ops.get(job_id, now=self.now))
 
@@ -151,6 +166,37 @@ TABLES = (
     "duly_job", "duly_done", "duly_key", "duly_attempt", "duly_step", "duly_batch", "duly_schedule", "duly_fire",
     "duly_queue", "duly_worker", "duly_event",
 )  # fmt: skip
+
+
+JOB_TERMS = json.dumps(
+    {
+        "queue": "default",
+        "priority": 0,
+        "max_attempts": 1,
+        "lease_ms": 30_000,
+        "keep_ms": 1000,
+        "result_ttl_ms": 1000,
+        "expires_ms": None,
+        "on_dead": None,
+    }
+)
+
+
+def definition(name: str, mode: str = "rate", **more: Any) -> Definition:
+    """A schedule as an app would write it: every ten minutes by default, or at six."""
+    interval_ms = 600_000 if mode in ("rate", "delay") else None
+    timing = Timing(Mode(mode), "10m" if interval_ms else "0 6 * * *", "UTC", interval_ms, NOW)
+    usual: dict[str, Any] = {
+        "task": "work", "timing": timing, "catchup": Catchup.SKIP, "grace_ms": None, "overlap": Overlap.ALLOW,
+        "jitter_ms": 0, "pause_after": None, "terms": JOB_TERMS, "payload": '{"n":1}', "envelope": None,
+        "in_code": False, "next_at": NOW,
+    }  # fmt: skip
+    return Definition(name=name, **{**usual, **more})
+
+
+def run_of(due: Due, due_at: int, *, id: str | None = None, **more: Any) -> Run:
+    """One run of a schedule that was read."""
+    return Run(id or new_id(), due_at, due_at, Envelope(due_at=due_at), **more)
 
 
 class SQLiteStore(Store):

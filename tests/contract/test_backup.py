@@ -434,16 +434,17 @@ def test_a_target_with_pages_of_another_size_is_to_be_moved_away(saved: Path, tm
 def test_a_backup_of_an_older_schema_can_be_looked_at_and_is_brought_up_to_date(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "create table duly_second (x); update duly_meta set value = '2' where name = 'schema'"
-    steps = (*migrate.migrations("sqlite"), migrate.Migration(2, "second", text))
+    number = migrate.newest("sqlite") + 1
+    text = f"create table duly_extra (x); update duly_meta set value = '{number}' where name = 'schema'"
+    steps = (*migrate.migrations("sqlite"), migrate.Migration(number, "extra", text))
     monkeypatch.setattr(migrate, "migrations", lambda dialect: steps)
     before = saved.read_bytes()
     with opened_to_look(saved) as conn:
-        assert conn.execute("select count(*) from duly_second").fetchone() == (0,)
+        assert conn.execute("select count(*) from duly_extra").fetchone() == (0,)
         assert [figure.running for figure in caller.run(conn, ops.queues())] == [1, 0]
     for _ in range(2):
         restore(saved, tmp_path / "new.db")  # tables of duly that it lacks are no loss
-        assert asked(tmp_path / "new.db", "select count(*) from duly_second") == [(0,)]
+        assert asked(tmp_path / "new.db", "select count(*) from duly_extra") == [(0,)]
     assert saved.read_bytes() == before
 
 

@@ -1,4 +1,4 @@
-"""Finish and every other ending: the whole tail, in one operation. Lines J09, J17, J20, B02, B03, R04, R08 and S03."""
+"""Finish and every other ending: the whole tail, in one operation. Lines J09, J17, J20, B02, B03, R04 and R08."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_j09_one_finish_takes_successes_retries_deaths_and_keyed_jobs_together(s
 def test_j09_a_finished_job_is_moved_with_all_it_has(store: Store, how: str) -> None:
     """The short way and the long way out write the same row."""
     batch = Batch(store, open=1)
-    store.query("insert into duly_schedule (name, task, spec, mode) values ('s', 'work', '', 'rate')")
+    store.query("insert into duly_schedule (name, task, spec, mode, interval_ms) values ('s', 'work', '', 'rate', 1)")
     _, on_dead = callback("told")
     terms = Terms(
         "work", queue="mail", priority=7, max_attempts=3, lease_ms=9000, expires_ms=50_000, keep_ms=2 * DAY_MS,
@@ -449,45 +449,6 @@ def test_r08_each_death_of_one_operation_is_told_apart_and_keeps_its_correlation
     told = store.claim(10, queue="hooks")
     assert sorted(json.loads(job.payload)["job_id"] for job in told) == sorted(ids)
     assert {job.envelope.correlation_id for job in told} == {"order-42"}
-
-
-# Schedules
-
-
-def schedule(store: Store, mode: str, *, dead_runs: int = 0) -> str:
-    store.query(
-        "insert into duly_schedule (name, task, spec, mode, interval_ms, next_at, dead_runs)"
-        " values ('s', 'work', '10m', ?, 600000, 42, ?)",
-        mode,
-        dead_runs,
-    )
-    return "s"
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_s03_the_end_of_a_run_sets_the_next_time_in_delay_mode(store: Store, end: State) -> None:
-    store.enqueue(schedule=schedule(store, "delay", dead_runs=2))
-    [job] = store.claim(1)
-    store.now += 1234
-    store.finish(job, Change(end))
-    [row] = store.query("select next_at, dead_runs from duly_schedule")
-    assert row == (store.now + 600_000, 3 if end is State.DEAD else 0)
-
-
-def test_s03_a_retry_is_no_end_of_a_run(store: Store) -> None:
-    store.enqueue(schedule=schedule(store, "delay", dead_runs=2))
-    store.retry(store.claim(1)[0])
-    assert store.query("select next_at, dead_runs from duly_schedule") == [(42, 2)]
-
-
-@pytest.mark.parametrize("mode", ["rate", "cron", "rrule"])
-def test_s07_dead_runs_are_counted_and_success_starts_again_from_zero(store: Store, mode: str) -> None:
-    name = schedule(store, mode)
-    for expected in (1, 2, 0):
-        store.enqueue(schedule=name)
-        [job] = store.claim(1)
-        store.kill(job) if expected else store.succeed(job)
-        assert store.query("select next_at, dead_runs from duly_schedule") == [(42, expected)]
 
 
 # J17

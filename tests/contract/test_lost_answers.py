@@ -12,17 +12,32 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import psycopg
 import pytest
 
 from duly.errors import AnswerLost, EnqueueUnknown
-from duly.model import DAY_MS, PARKED, Change, Claimed, Enqueued, Failure, NewJob, State, Terms
-from duly.store import ops
+from duly.model import (
+    DAY_MS,
+    PARKED,
+    QUEUED,
+    Change,
+    Claimed,
+    Enqueued,
+    Envelope,
+    Failure,
+    NewJob,
+    Overlap,
+    State,
+    Terms,
+)
+from duly.store import ops, schedules
 from duly.store.driver import Driver, Point
 from duly.store.ops import Finish, Op, Replay
-from tests.contract.stores import NOW, D1Store, PostgresStore, SQLiteStore, Store, held
+from duly.store.schedules import Firing, Run, Skip, Told
+from tests.contract.stores import NOW, D1Store, PostgresStore, SQLiteStore, Store, definition, held
 
 FAILURE = Failure("builtins.ValueError", "no", "a traceback")
 ON_DEAD = json.dumps(
@@ -89,6 +104,12 @@ def nothing_left(answer: int) -> int:
     """Upkeep asks how much it took to know whether to come back: asked again, nothing was left."""
     assert answer > 0
     return 0
+
+
+def none_left(answer: list[str]) -> list[str]:
+    """Who asks is only told whom it concerned: asked again, it concerns nobody any more."""
+    assert answer
+    return []
 
 
 class Scenario(NamedTuple):
@@ -172,6 +193,22 @@ def finish_mixed(store: Store) -> Op[Any]:
         Change(State.WAITING, reason=f"{PARKED}needs version 2", give_back_attempt=True),
     ]
     return ops.finish([Finish(*pair) for pair in zip(take(store, 8), ends, strict=True)], now=NOW + 1)
+
+
+def finish_runs(store: Store) -> Op[Any]:
+    """The last run that its schedule may lose, with one queued behind it, and one whose end is counted from."""
+    add_run(store, 1, "paused", pause_after=1, overlap=Overlap.QUEUE)
+    add_run(store, 2, "counted", "delay", pause_after=9)
+    jobs = take(store, 2)
+    store.now += 1
+    store.fire("paused", id=name(3), reason=QUEUED)
+    return ops.finish([Finish(job, Change(State.DEAD, error=FAILURE)) for job in jobs], now=NOW + 1)
+
+
+def add_run(store: Store, number: int, which: str, *mode: str, **more: Any) -> str:
+    """A schedule, and a run of it whose end is awaited."""
+    store.schedule(which, *mode, **more)
+    return store.fire(which, id=name(number))
 
 
 def finish_keep_0(store: Store) -> Op[Any]:
@@ -312,6 +349,98 @@ def leave(store: Store) -> Op[Any]:
     return ops.leave("w")
 
 
+def define(store: Store) -> Op[Any]:
+    """One is new, one is as it was read, one is not."""
+    for which in ("read", "changed"):
+        store.schedule(which)
+    store.run(schedules.pause("changed", by="ann", why="so", now=NOW))
+    wanted = [definition("new"), *(definition(which, "cron", revision=2) for which in ("read", "changed"))]
+    return in_order(schedules.define(wanted, now=NOW + 5))
+
+
+def in_order(op: Op[Any]) -> Op[Any]:
+    """Have names answered in their order: a database gives what it wrote in any."""
+    again = None if op.again is None else in_order(op.again)
+    return replace(op, read=lambda rows: sorted(op.read(rows)), again=again)
+
+
+def one_run(number: int, due_at: int = NOW, reason: str | None = None) -> Run:
+    return Run(name(number), due_at, due_at, Envelope(due_at=due_at), reason)
+
+
+def fire(store: Store) -> Op[Any]:
+    """Runs and misses, some of which are filled in; one schedule is not as it was read, one is not there."""
+    for which in ("a", "b", "changed"):
+        store.schedule(which)
+    missed = Skip(NOW - 900, NOW - 500, 5, "missed")
+    store.run(schedules.fire([Firing("a", 1, NOW, skips=(missed,))], now=NOW))
+    store.run(schedules.pause("changed", by="ann", why="so", now=NOW))
+    runs = (one_run(1, NOW - 900), one_run(2, NOW), one_run(3, NOW + 5, QUEUED))
+    left = Skip(NOW - 800, NOW - 500, 4, "missed")
+    told = Told("schedule.backfilled", by="me", data='{"count": 1}')
+    op = schedules.fire(
+        [
+            Firing("a", 2, NOW + 600_000, NOW, runs, (left,), (NOW - 900,), (told,)),
+            Firing("b", 1, None, NOW, (one_run(4),)),
+            Firing("changed", 1, None, NOW, (one_run(5),), (left,), (), (told,)),
+            Firing("nobody", 1, None, NOW, (one_run(6),)),
+        ],
+        now=NOW + 5,
+    )
+    return in_order(op)
+
+
+def fire_a_resume(store: Store) -> Op[Any]:
+    """What fell into the pause is recorded, and nothing is fired."""
+    store.schedule("s")
+    store.run(schedules.pause("s", by="ann", why="so", now=NOW))
+    told = Told("schedule.resumed", by="me", why="fixed")
+    missed = Skip(NOW, NOW + 600_000, 2, "paused")
+    return schedules.fire(
+        [Firing("s", 2, NOW + 1_200_000, skips=(missed,), told=(told,), resume=True)], now=NOW + 700_000
+    )
+
+
+def fire_misses(store: Store) -> Op[Any]:
+    store.schedule("s")
+    return schedules.fire([Firing("s", 1, NOW + 600_000, skips=(Skip(NOW, NOW, 1, "overlap"),))], now=NOW + 5)
+
+
+def unqueue(store: Store) -> Op[Any]:
+    """Two wait for nobody, one for one that runs."""
+    store.schedule("s", overlap=Overlap.QUEUE)
+    store.schedule("busy", overlap=Overlap.QUEUE)
+    store.fire("busy", id=name(1))
+    for number, which in ((2, "s"), (3, "s"), (4, "busy")):
+        store.now += 1
+        store.fire(which, id=name(number), reason=QUEUED)
+    return schedules.unqueue(now=NOW + 5)
+
+
+def readopt(store: Store) -> Op[Any]:
+    store.run(abandon(store))
+    return schedules.readopt(["ours", "gone"])
+
+
+def abandon(store: Store) -> Op[Any]:
+    """One is ours, one is a living worker's, one nobody's, one never stood in code."""
+    for which in ("ours", "theirs", "gone"):
+        store.schedule(which, in_code=True)
+    store.schedule("made by hand")
+    store.run(ops.register("w", host="h", pid=1, queues=[], tasks=[], schedules=["theirs"], beat_ms=1000, now=NOW))
+    return schedules.abandon(["ours"], now=NOW + 5)
+
+
+def pause_schedule(store: Store) -> Op[Any]:
+    store.schedule("s")
+    return schedules.pause("s", by="me", why="a leak", now=NOW + 5)
+
+
+def delete(store: Store) -> Op[Any]:
+    add_run(store, 1, "s")
+    return schedules.delete("s", by="me", why="old", now=NOW + 5)
+
+
 def prune(what: str) -> Callable[[Store], Op[Any]]:
     def make(store: Store) -> Op[Any]:
         add(store, 1, key="k")
@@ -339,6 +468,7 @@ SCENARIOS: dict[str, Scenario] = {
     "heartbeat": Scenario(heartbeat),
     "finish plain": Scenario(finish_plain, already),
     "finish mixed": Scenario(finish_mixed, already),
+    "finish runs": Scenario(finish_runs, already),
     "finish keep 0": Scenario(finish_keep_0, gone),
     "finish keep 0 after a retry": Scenario(finish_keep_0_after_a_retry, gone),
     "release": Scenario(release, already),
@@ -358,6 +488,15 @@ SCENARIOS: dict[str, Scenario] = {
     "resume": Scenario(resume),
     "register": Scenario(register),
     "leave": Scenario(leave),
+    "schedules.define": Scenario(define),
+    "schedules.fire": Scenario(fire),
+    "schedules.fire a resume": Scenario(fire_a_resume),
+    "schedules.fire misses": Scenario(fire_misses),
+    "schedules.unqueue": Scenario(unqueue, none_left),
+    "schedules.readopt": Scenario(readopt, none_left),
+    "schedules.abandon": Scenario(abandon),
+    "schedules.pause": Scenario(pause_schedule),
+    "schedules.delete": Scenario(delete),
     **{f"prune {what}": Scenario(prune(what), nothing_left) for what in ops.PRUNABLE},
 }
 
@@ -444,7 +583,7 @@ def test_j01_a_write_that_never_came_to_its_commit_is_repeated_too(twins: tuple[
     assert answer == expected
 
 
-@pytest.mark.parametrize("which", ["enqueue", "enqueue keys", "claim", "finish mixed", "cancel"])
+@pytest.mark.parametrize("which", ["enqueue", "enqueue keys", "claim", "finish mixed", "cancel", "schedules.fire"])
 def test_j01_a_coroutine_asks_again_like_anybody_else(twins: tuple[Store, Store], which: str) -> None:
     scenario = SCENARIOS[which]
     calm, shaken = twins
@@ -481,12 +620,16 @@ def test_j01_what_leaves_no_trace_is_not_repeated(twins: tuple[Store, Store], as
 READS = {
     "attempts", "clock", "dead_list", "dead_metrics", "events", "expirable", "expired_leases", "get", "head",
     "listing", "next_due", "parked", "paused", "prunable", "queues", "settle", "steps", "why", "workers",
+    "schedules.due", "schedules.fired_between", "schedules.fires", "schedules.listing", "schedules.live_runs",
+    "schedules.next_fire", "schedules.one", "schedules.skipped_between",
 }  # fmt: skip
 
 
 def test_j01_no_write_is_missing_here() -> None:
     made = {
-        found for found, function in inspect.getmembers(ops, inspect.isfunction)
+        f"{before}{found}"
+        for before, module in (("", ops), ("schedules.", schedules))
+        for found, function in inspect.getmembers(module, inspect.isfunction)
         if not found.startswith("_") and str(inspect.signature(function).return_annotation).startswith("Op[")
     }  # fmt: skip
     assert made - READS == {which.split()[0] for which in SCENARIOS}

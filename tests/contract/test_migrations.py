@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +16,42 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from duly.errors import SchemaMismatch, StoreError, StoreRefused
+from duly.model import Change, Failure, State
 from duly.store import migrate, ops
 from duly.store import postgres as pg
 from duly.store.driver import Driver
 from duly.store.migrate import Migration
+from duly.store.ops import Finish, Op
 from duly.store.postgres import PostgresDriver, bring_up_to_date, migration_statements
 from duly.store.sqlite import SQLiteDriver
 from duly.store.statements import Dialect
+from tests.contract.stores import NOW, TABLES, PostgresStore, SQLiteStore, Store
 from tests.contract.test_statements import every_op
 from tests.servers.postgres import PostgresServer
 
-FIRST = {dialect: migrate.migrations(dialect) for dialect in ("sqlite", "postgres")}
+REAL = {dialect: migrate.migrations(dialect) for dialect in ("sqlite", "postgres")}
+NEWEST = len(REAL["sqlite"])
+NEXT = NEWEST + 1
 
-SECOND = """
+NEXT_STEP = f"""
 -- A step as the next version would bring it; a comment; with a semicolon.
-alter table {}duly_job add column colour text;
-create index duly_job_colour on {}duly_job (colour) where colour is not null;
-create table {}duly_extra (id text not null primary key, at bigint not null);
-update {}duly_meta set value = '2' where name = 'schema';
+alter table {{}}duly_job add column colour text;
+create index duly_job_colour on {{}}duly_job (colour) where colour is not null;
+create table {{}}duly_extra (id text not null primary key, at bigint not null);
+update {{}}duly_meta set value = '{NEXT}' where name = 'schema';
 """
 
 
-def second(dialect: Dialect, text: str = SECOND) -> Migration:
-    return Migration(2, "colour", text.replace("{}", "duly." if dialect == "postgres" else ""))
+def next_step(dialect: Dialect, text: str = NEXT_STEP) -> Migration:
+    return Migration(NEXT, "colour", text.replace("{}", "duly." if dialect == "postgres" else ""))
 
 
 @pytest.fixture
 def next_version(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Become a version of duly that has one more migration, or the text given instead of it."""
 
-    def become(text: str = SECOND) -> None:
-        monkeypatch.setattr(migrate, "migrations", lambda dialect: (*FIRST[dialect], second(dialect, text)))
+    def become(text: str = NEXT_STEP) -> None:
+        monkeypatch.setattr(migrate, "migrations", lambda dialect: (*REAL[dialect], next_step(dialect, text)))
 
     return become
 
@@ -55,6 +61,10 @@ def empty(postgres: PostgresServer) -> Iterator[str]:
     url = postgres.new_database()
     yield url
     postgres.drop(url)
+
+
+# A schema serves every version from `works_with` on: workers of the last one run on beside us.
+META = [("schema", str(NEWEST)), ("works_with", "1")]
 
 
 def open_file(path: Path) -> None:
@@ -115,7 +125,7 @@ def test_a_fresh_sqlite_file_is_the_same_as_a_migrated_one(tmp_path: Path, next_
     open_file(tmp_path / "old.db")
     open_file(tmp_path / "fresh.db")
     assert schema_of_file(tmp_path / "old.db") == schema_of_file(tmp_path / "fresh.db")
-    assert on_file(tmp_path / "old.db", "select value from duly_meta where name = 'schema'") == [("2",)]
+    assert on_file(tmp_path / "old.db", "select value from duly_meta where name = 'schema'") == [(str(NEXT),)]
     assert on_file(tmp_path / "old.db", "select count(*) from duly_extra") == [(0,)]
 
 
@@ -123,19 +133,17 @@ def test_a_fresh_postgres_schema_is_the_same_as_a_migrated_one(
     postgres: PostgresServer, empty: str, next_version: Any
 ) -> None:
     other = postgres.new_database()
-    assert [step.number for step in bring_up_to_date(empty)] == [1]
+    assert [step.number for step in bring_up_to_date(empty)] == list(range(1, NEXT))
     next_version()
-    assert [step.number for step in migrate.pending("postgres", pg.look(empty))] == [2]
-    assert [step.number for step in bring_up_to_date(empty)] == [2]
-    assert [step.number for step in bring_up_to_date(other)] == [1, 2]
+    assert [step.number for step in migrate.pending("postgres", pg.look(empty))] == [NEXT]
+    assert [step.number for step in bring_up_to_date(empty)] == [NEXT]
+    assert [step.number for step in bring_up_to_date(other)] == list(range(1, NEXT + 1))
     assert schema_of_server(empty) == schema_of_server(other)
     assert migrate.pending("postgres", pg.look(empty)) == bring_up_to_date(empty) == ()
     postgres.drop(other)
 
 
 def test_jobs_live_through_a_migration(tmp_path: Path, empty: str, next_version: Any) -> None:
-    from tests.contract.stores import PostgresStore, SQLiteStore
-
     bring_up_to_date(empty)
     stores = [SQLiteStore(tmp_path / "duly.db"), PostgresStore(empty)]
     ids = [store.enqueue(3) for store in stores]
@@ -150,10 +158,91 @@ def test_jobs_live_through_a_migration(tmp_path: Path, empty: str, next_version:
         store.close()
 
 
-@pytest.mark.parametrize("dialect", FIRST)
+# What the version before this one wrote
+
+
+OLD_WORKER = """
+insert into duly_worker (id, host, pid, queues, tasks, beat_ms, started_at, seen_at, slots, succeeded, failed)
+values ('old', 'h', 1, '["default"]', '["work"]', 10000, 1, 1, 1, 0, 0)"""
+
+
+def as_version_1_has_it(op: Op[Any]) -> Op[Any]:
+    """An ending without what schema 2 adds to it; no job of version 1 is a run of a schedule."""
+    return replace(op, sections=tuple(section for section in op.sections if section != "ended_schedule"))
+
+
+def made_by_version_1(store: Store) -> dict[str, str]:
+    """Fill a database with jobs in every state, and return the ids by state."""
+    ids = dict(zip(("succeeded", "dead", "running", "ready"), store.enqueue(4, max_attempts=1), strict=True))
+    ids["scheduled"] = store.enqueue(delay_ms=1000)[0]
+    store.enqueue_key("k", queue="keys")
+    ends = {"succeeded": Change(State.SUCCEEDED, result="1"), "dead": Change(State.DEAD, error=Failure("E", "no"))}
+    for job in store.claim(3):
+        for state, change in ends.items():
+            if job.id == ids[state]:
+                store.run(as_version_1_has_it(ops.finish([Finish(job, change)], now=store.now)))
+    store.run(ops.pause("task", "other", by="ann", why="so", now=store.now))
+    store.query(OLD_WORKER)
+    return ids
+
+
+def rows_of(store: Store, tables: dict[str, list[str]]) -> dict[str, list[Any]]:
+    return {
+        table: sorted(store.query(f"select {', '.join(columns)} from {table}"), key=repr)
+        for table, columns in tables.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_u01_a_database_of_schema_1_becomes_one_of_this_version_and_nothing_is_lost(
+    tmp_path: Path, empty: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = {"sqlite": lambda: SQLiteStore(tmp_path / "duly.db"), "postgres": lambda: PostgresStore(empty)}[kind]
+    with monkeypatch.context() as then:
+        then.setattr(migrate, "migrations", lambda dialect: REAL[dialect][:1])
+        if kind == "postgres":
+            bring_up_to_date(empty)
+        old = opened()
+        ids = made_by_version_1(old)
+        # Nobody could make a schedule.
+        tables = {table: columns_of(old, table) for table in TABLES if table != "duly_schedule"}
+        before = rows_of(old, tables)
+        assert dict(old.query("select name, value from duly_meta")) == {"schema": "1", "works_with": "1"}
+        old.close()
+    if kind == "postgres":
+        assert f"has schema 1, this version of duly needs {NEWEST}: run `duly migrate" in refused(PostgresDriver(empty))
+        assert [step.number for step in bring_up_to_date(empty)] == list(range(2, NEXT))
+    store = opened()
+    assert sorted(store.query("select name, value from duly_meta")) == META
+    assert rows_of(store, tables) == before
+    assert {state: store.state(job_id) for state, job_id in ids.items()} == {state: state for state in ids}
+    assert store.get(ids["succeeded"]).result == 1
+    # A worker of version 1 goes on beside us, as works_with promises.
+    store.query(OLD_WORKER.replace("'old'", "'old too'"))
+    assert [worker.id for worker in store.run(ops.workers(now=store.now))] == ["old", "old too"]
+    # Schedules can be used, and so can the jobs that were there.
+    store.schedule(pause_after=1)
+    run_id = store.fire(next_at=NOW + 600_000)
+    taken = {job.id: job for job in store.claim(9)}
+    assert set(taken) == {ids["ready"], run_id}
+    store.succeed(taken[ids["ready"]])
+    store.kill(taken[run_id])
+    [(next_at, dead_runs, paused_by)] = store.query("select next_at, dead_runs, paused_by from duly_schedule")
+    assert (next_at, dead_runs, paused_by) == (NOW + 600_000, 1, "duly")
+    store.close()
+
+
+def columns_of(store: Store, table: str) -> list[str]:
+    if store.kind == "sqlite":
+        return [row[0] for row in store.query(f"select name from pragma_table_info('{table}')")]
+    found = store.query("select column_name from information_schema.columns where table_name = ?", table)
+    return sorted(row[0] for row in found)
+
+
+@pytest.mark.parametrize("dialect", REAL)
 def test_migrations_are_numbered_from_one_without_a_gap(dialect: Dialect) -> None:
-    assert [step.number for step in FIRST[dialect]] == list(range(1, len(FIRST[dialect]) + 1))
-    assert migrate.newest(dialect) == len(FIRST[dialect])
+    assert [step.number for step in REAL[dialect]] == list(range(1, len(REAL[dialect]) + 1))
+    assert migrate.newest(dialect) == len(REAL[dialect])
 
 
 def test_both_dialects_have_the_same_tables_and_columns(tmp_path: Path, postgres_url: str) -> None:
@@ -179,7 +268,7 @@ def test_both_dialects_have_the_same_tables_and_columns(tmp_path: Path, postgres
 def test_a_file_is_migrated_when_it_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     open_file(path)
-    assert on_file(path, "select name, value from duly_meta order by name") == [("schema", "1"), ("works_with", "1")]
+    assert on_file(path, "select name, value from duly_meta order by name") == META
 
 
 OPEN = """
@@ -255,7 +344,7 @@ def refused(driver: Driver) -> str:
 def test_an_older_schema_is_told_to_migrate_on_postgres(postgres_url: str, next_version: Any) -> None:
     next_version()
     told = refused(PostgresDriver(postgres_url))
-    assert "has schema 1, this version of duly needs 2: run `duly migrate --url URL`" in told
+    assert f"has schema {NEWEST}, this version of duly needs {NEXT}: run `duly migrate --url URL`" in told
 
 
 def test_u01_a_newer_schema_that_says_it_works_with_this_version_does(database: Any) -> None:
@@ -270,7 +359,7 @@ def test_a_newer_schema_that_needs_a_newer_version_is_refused(database: Any) -> 
     connect, change = database
     change("update duly.duly_meta set value = '7' where name in ('schema', 'works_with')")
     told = refused(connect())
-    assert "has schema 7, which needs a newer duly than this one (schema 1): upgrade duly" in told
+    assert f"has schema 7, which needs a newer duly than this one (schema {NEWEST}): upgrade duly" in told
 
 
 def test_a_table_that_is_missing_is_named(database: Any) -> None:
@@ -303,7 +392,7 @@ def test_a_migration_that_fails_half_way_leaves_nothing_on_sqlite(tmp_path: Path
     assert on_file(tmp_path / "fresh.db", "select name from sqlite_master") == []
     next_version()
     open_file(path)  # and the file is not the worse for it
-    assert on_file(path, "select value from duly_meta where name = 'schema'") == [("2",)]
+    assert on_file(path, "select value from duly_meta where name = 'schema'") == [(str(NEXT),)]
 
 
 def test_a_migration_that_fails_half_way_leaves_nothing_on_postgres(empty: str, next_version: Any) -> None:
@@ -312,7 +401,7 @@ def test_a_migration_that_fails_half_way_leaves_nothing_on_postgres(empty: str, 
         bring_up_to_date(empty)
     assert on_server(empty, "select 1 from pg_namespace where nspname = 'duly'") == []
     next_version()
-    assert len(bring_up_to_date(empty)) == 2
+    assert len(bring_up_to_date(empty)) == NEXT
 
 
 def test_postgres_migrations_at_the_same_time_wait_for_each_other(empty: str) -> None:
@@ -320,7 +409,7 @@ def test_postgres_migrations_at_the_same_time_wait_for_each_other(empty: str) ->
 
     with ThreadPoolExecutor(4) as threads:
         applied = list(threads.map(lambda _: bring_up_to_date(empty), range(4)))
-    assert sorted(len(steps) for steps in applied) == [0, 0, 0, len(FIRST["postgres"])]
+    assert sorted(len(steps) for steps in applied) == [0, 0, 0, len(REAL["postgres"])]
 
 
 # Grants
@@ -400,7 +489,8 @@ def test_the_script_run_by_psql_gives_the_same_schema(
 
 def test_the_script_can_be_limited_to_what_is_pending_and_holds_the_grants(next_version: Any) -> None:
     next_version()
-    script = ";\n".join(migration_statements("duly", migrate.pending("postgres", {"schema": "1"}), grant='o--;d"d'))
+    pending = migrate.pending("postgres", {"schema": str(NEWEST)})
+    script = ";\n".join(migration_statements("duly", pending, grant='o--;d"d'))
     assert "duly_extra" in script
     assert "create table" in script
     assert '"duly".duly_meta (' not in script

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,20 +18,22 @@ import pytest
 from msgspec.structs import replace
 from psycopg import sql
 
-from duly.model import Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
-from duly.store import ops
+from duly.model import QUEUED, Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
+from duly.store import ops, schedules
 from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres import bring_up_to_date
+from duly.store.schedules import Firing, Run, Skip, Told
 from duly.store.sqlite import SQLiteDriver
 from duly.store.statements import spell
-from tests.contract.stores import NOW
+from tests.contract.stores import JOB_TERMS, NOW, definition
 from tests.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 READY, SCHEDULED, PARKED, WAITING, DONE, KEYS = 1_000_000, 100_000, 100_000, 50_000, 200_000, 100_000
-FIRST_PARKED, FIRST_WAITING, FIRST_DONE = 1_500_000, 1_700_000, 2_000_000
-BIG = ("duly_job", "duly_done", "duly_key")
+SCHEDULES, RUNS, FIRES = 100_000, 50_000, 300_000
+FIRST_PARKED, FIRST_WAITING, FIRST_RUN, FIRST_DONE = 1_500_000, 1_700_000, 1_800_000, 2_000_000
+BIG = ("duly_job", "duly_done", "duly_key", "duly_schedule", "duly_fire")
 
 JOBS = f"""
 insert into duly_job (id, task, queue, priority, state, max_attempts, created_at, due_at, lease_ms, keep_ms,
@@ -56,10 +59,36 @@ insert into duly_job (id, task, queue, priority, state, max_attempts, created_at
 select {{id}}, 'work', 'default', 0, 'waiting', 5, {NOW}, {NOW} + n, 30000, 1000, 1000, '{{{{"n":1}}}}'
   from {{source}}
 """
-WORKERS = f"""
-insert into duly_worker (id, host, pid, queues, tasks, beat_ms, started_at, seen_at)
+# One of each schedule in turn, and every other one queued behind it.
+RUN_JOBS = f"""
+insert into duly_job (id, task, queue, priority, state, max_attempts, created_at, due_at, lease_ms, keep_ms,
+                      result_ttl_ms, payload, reason, schedule)
 {{numbers}}
-select 'w' || n, 'h', 1, '["default","mail"]', '["work","other"]', 10000, {NOW}, {NOW}
+select {{id}}, 'work', 'default', 0, case when n % 2 = 0 then 'waiting' else 'ready' end, 5, {NOW},
+       case when n % 2 = 1 then {NOW} end, 30000, 1000, 1000, '{{{{"n":1}}}}',
+       case when n % 2 = 0 then '{QUEUED}' end, 'schedule ' || ((n - {FIRST_RUN} - 1) / 2)
+  from {{source}}
+"""
+# A tenth is due, a tenth is paused, some have no time; most are due later.
+SCHEDULED_ONES = f"""
+insert into duly_schedule (name, task, spec, mode, interval_ms, overlap, in_code, next_at, paused_at, paused_why, terms)
+{{numbers}}
+select 'schedule ' || n, 'work', '10m', 'rate', 600000,
+       case n % 3 when 0 then 'allow' when 1 then 'queue' else 'skip' end, {{in_code}},
+       case when n % 100 <> 7 then {NOW} + case when n % 10 = 0 then -n else n end end,
+       case when n % 10 = 3 then {NOW} end, case when n % 10 = 3 then 'so' end, {{terms}}
+  from {{source}}
+"""
+PAST_FIRES = f"""
+insert into duly_fire (schedule, due_at, count, outcome, at)
+{{numbers}}
+select 'schedule ' || (n % 1000), {NOW} - n, 1, case when n % 5 = 0 then 'skipped' else 'fired' end, {NOW} - n
+  from {{source}}
+"""
+WORKERS = f"""
+insert into duly_worker (id, host, pid, queues, tasks, schedules, beat_ms, started_at, seen_at)
+{{numbers}}
+select 'w' || n, 'h', 1, '["default","mail"]', '["work","other"]', '["schedule 1","schedule 2"]', 10000, {NOW}, {NOW}
   from {{source}}
 """
 FINISHED = f"""
@@ -81,6 +110,9 @@ FILLS = (
     (JOBS, 1, READY + SCHEDULED),
     (PARKED_JOBS, FIRST_PARKED + 1, FIRST_PARKED + PARKED),
     (WAITING_JOBS, FIRST_WAITING + 1, FIRST_WAITING + WAITING),
+    (RUN_JOBS, FIRST_RUN + 1, FIRST_RUN + RUNS),
+    (SCHEDULED_ONES, 0, SCHEDULES - 1),
+    (PAST_FIRES, 1, FIRES),
     (FINISHED, FIRST_DONE + 1, FIRST_DONE + DONE),
     (HELD_KEYS, 1, KEYS),
     (WORKERS, 1, 10),
@@ -104,7 +136,7 @@ def full_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Co
     for fill, first, last in FILLS:
         numbers = f"with recursive numbers (n) as (select {first} union all select n + 1 from numbers where n < {last})"
         one = "printf('00000000-0000-0000-%04x-%012x', n / 281474976710656, n)"
-        conn.execute(fill.format(numbers=numbers, id=one, source="numbers"))
+        conn.execute(fill.format(numbers=numbers, id=one, source="numbers", in_code="n < 1000", terms=f"'{JOB_TERMS}'"))
     conn.execute("pragma journal_mode = wal")
     conn.execute("pragma wal_autocheckpoint = 0")
     yield conn
@@ -121,7 +153,13 @@ def full_postgres(postgres: PostgresServer) -> Iterator[psycopg.Connection[Any]]
         conn.execute("set search_path to duly")
         for fill, first, last in FILLS:
             source = f"generate_series({first}, {last}) as n"
-            conn.execute(fill.format(numbers="", id="lpad(to_hex(n), 32, '0')::uuid", source=source))
+            words = {
+                "id": "lpad(to_hex(n), 32, '0')::uuid",
+                "source": source,
+                "in_code": "n < 1000",
+                "terms": f"'{JOB_TERMS}'",
+            }
+            conn.execute(fill.format(numbers="", **words))
         conn.execute("set search_path to pg_catalog")
         yield conn
     postgres.drop(url)
@@ -152,16 +190,38 @@ EITHER_BY_ID = BY_ID | DONE_BY_ID
 # One part for each state that few rows have; those that are not asked for are not run, as the limits below show.
 LISTED = EITHER_BY_ID | {"duly_job_running", "duly_done_dead", "duly_done_partial"}
 KEY = {"duly_key_pkey"}
+BY_NAME = {"duly_schedule_pkey"}
+ALL_SCHEDULES = {"all of duly_schedule"}
+WAITING_RUNS = {"duly_job_waiting"}
+FIRES_OF_ONE = {"duly_fire_pkey"}
+RUNS_OF_ONE = {"duly_job_schedule"}
 BY_KEY = EITHER_BY_ID | KEY  # what a section may walk that says nothing else
 HUNDRED = range(1, 101)
 TAIL = {
     "ended_key": BY_ID | KEY,
-    **dict.fromkeys(("ended_batch", "ended_callbacks", "ended_schedule", "ended_event"), BY_ID),
+    **dict.fromkeys(("ended_batch", "ended_callbacks", "ended_event"), BY_ID),
+    "ended_schedule": BY_ID | BY_NAME | RUNS_OF_ONE,
     **dict.fromkeys(("ended_done", "ended_delete"), BY_ID),
 }
 FAILED = Change(State.DEAD, error=Failure("E", "no", "traceback"))
 KEYED = [NewJob(id_of(FIRST_DONE + n), "{}", key=f"key {n}") for n in HUNDRED]
 CLAIM = {"duly_job_ready", "duly_job_scheduled", "duly_job_running", "duly_job_pkey"}
+
+
+def of_schedule(number: int) -> str:
+    return f"schedule {number}"
+
+
+def firing(number: int) -> Firing:
+    """All that one schedule may have come of it."""
+    at = NOW - 10 * number
+    run = Run(id_of(FIRST_DONE + number), at, at, Envelope(due_at=at))
+    skip = Skip(at - 9, at - 8, 2, "missed")
+    return Firing(of_schedule(number), 1, NOW + 1, at, (run,), (skip,), (at - 9,), (Told("schedule.missed"),))
+
+
+FIRE = schedules.fire([firing(n) for n in HUNDRED], now=NOW)
+DEFINE = schedules.define([definition(of_schedule(n), revision=2) for n in HUNDRED], now=NOW)
 
 ASKED: dict[str, Asked] = {
     "claim": Asked(ops.claim("default", limit=50, token=9, worker="w", tasks=["work"], now=NOW), {"claim": CLAIM}),
@@ -231,7 +291,8 @@ ASKED: dict[str, Asked] = {
     ),
     "parked": Asked(ops.parked(), {"parked": {"duly_job_parked"}}),
     "prunable": Asked(
-        ops.prunable(now=NOW + 10**9), {"prunable": {"duly_done_prune", "duly_done_batch", "duly_key_expires"}}
+        ops.prunable(now=NOW + 10**9),
+        {"prunable": {"duly_done_prune", "duly_done_batch", "duly_key_expires", "duly_fire_at"}},
     ),
     "workers": Asked(ops.workers(now=NOW), {"workers": {"duly_job_running"}}),
     "list of a prefix": Asked(ops.listing(prefix=id_of(7)[:35], now=NOW), {"list": LISTED}),
@@ -265,6 +326,55 @@ ASKED: dict[str, Asked] = {
     ),
     "purge": Asked(
         ops.purge([id_of(FIRST_DONE + 1000)], now=NOW), {"purge": DONE_BY_ID | {"duly_done_dead"}}
+    ),
+    "cancel of runs": Asked(
+        ops.cancel([id_of(FIRST_RUN + 2 * n - 1) for n in HUNDRED], now=NOW), {"cancel": BY_ID, **TAIL}
+    ),
+    "next_fire": Asked(schedules.next_fire(now=NOW), {"next_fire": {"duly_schedule_due"}}),
+    "due_schedules": Asked(
+        schedules.due(limit=100, beside=[of_schedule(10)], now=NOW),
+        {"due_schedules": BY_NAME | {"duly_schedule_due"} | RUNS_OF_ONE | FIRES_OF_ONE},
+    ),
+    "one schedule": Asked(
+        schedules.one(of_schedule(7), now=NOW),
+        {"due_schedules": BY_NAME | {"duly_schedule_due"} | RUNS_OF_ONE | FIRES_OF_ONE},
+    ),
+    "live_runs": Asked(schedules.live_runs([of_schedule(n) for n in HUNDRED]), {"live_runs": RUNS_OF_ONE}),
+    "fire": Asked(
+        FIRE.again,  # type: ignore[arg-type]
+        {
+            **dict.fromkeys(("fire_lock", "fire_events", "fire_advance"), BY_NAME),
+            **dict.fromkeys(("fire_jobs", "fire_forget", "fire_rows"), BY_NAME | FIRES_OF_ONE),
+            "fired": FIRES_OF_ONE | BY_NAME,
+        },
+    ),
+    "define": Asked(DEFINE.again, {"define_schedules": BY_NAME | BY_ID | RUNS_OF_ONE, "defined": BY_NAME}),  # type: ignore[arg-type]
+    "readopt": Asked(schedules.readopt([of_schedule(n) for n in HUNDRED]), {"readopt_schedules": BY_NAME}),
+    "pause of a schedule": Asked(
+        schedules.pause(of_schedule(7), by="a", why="b", now=NOW), {"pause_schedule": BY_NAME}
+    ),
+    "delete of a schedule": Asked(
+        schedules.delete(of_schedule(7), by="a", why="b", now=NOW).again,  # type: ignore[arg-type]
+        {"delete_schedule": BY_NAME | BY_ID | RUNS_OF_ONE, "deleted_schedule": BY_NAME},
+    ),
+    "list of schedules": Asked(schedules.listing(limit=100, now=NOW), {"schedules": BY_NAME}),
+    "list of schedules by name": Asked(
+        schedules.listing(names=[of_schedule(n) for n in HUNDRED], limit=100, now=NOW), {"schedules": BY_NAME}
+    ),
+    "fires": Asked(schedules.fires(of_schedule(7)), {"fires": FIRES_OF_ONE}),
+    "skipped_between": Asked(
+        schedules.skipped_between(of_schedule(7), NOW - 10_000, NOW), {"skipped_between": FIRES_OF_ONE}
+    ),
+    "fired_between": Asked(
+        schedules.fired_between(of_schedule(7), NOW - 10_000, NOW), {"fired_between": FIRES_OF_ONE}
+    ),
+    # They look at every schedule, and at every run that is queued, about once a minute.
+    "abandon": Asked(
+        schedules.abandon([of_schedule(n) for n in HUNDRED], now=NOW), {"abandon_schedules": BY_NAME | ALL_SCHEDULES}
+    ),
+    "unqueue": Asked(
+        schedules.unqueue(now=NOW),
+        dict.fromkeys(("unqueue_lock", "unqueue"), BY_ID | BY_NAME | ALL_SCHEDULES | RUNS_OF_ONE),
     ),
 }  # fmt: skip
 
@@ -306,9 +416,7 @@ SMALL = (
     "duly_batch",
     "duly_queue",
     "duly_worker",
-    "duly_schedule",
     "duly_event",
-    "duly_fire",
 )
 
 
@@ -375,8 +483,25 @@ def test_postgres_begins_a_claim_at_its_mark_and_does_not_filter_what_lies_befor
     assert "due_at" not in walk["Filter"]
 
 
+# What these sections must walk, beside what they may.
+WALKED = {
+    "next_fire": ("next_fire", "duly_schedule_due"),
+    "due_schedules": ("due_schedules", "duly_schedule_due"),
+    "cancel of runs": ("ended_schedule", "duly_job_schedule"),
+}
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
+def test_postgres_finds_what_is_due_and_who_is_queued_by_index(
+    postgres_plans: psycopg.Connection[Any], generic: bool
+) -> None:
+    for name, (section, index) in WALKED.items():
+        found = [walked(plan) for plan in plans(postgres_plans, section, ASKED[name].op, generic=generic)]
+        assert index in found[-1], (name, found)
+
+
 COMPILED_FROM = 100_000  # PostgreSQL's own jit_above_cost
-WALKS_OVER_QUEUES = ("queues", "parked")  # recursive: they are expected to cost more than they do
+WALKS_OVER_QUEUES = ("queues", "parked", "unqueue")  # recursive: they are expected to cost more than they do
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
@@ -451,6 +576,19 @@ READS = {
     "list of the dead": 3000,
     "dead_list": 1000,
     "prune batches": 100,
+    "cancel of runs": 100 * 150,
+    "next_fire": 20,
+    "due_schedules": 100 * 60,
+    "one schedule": 100,
+    "live_runs": 100 * 30,
+    "fire": 100 * 150,
+    "define": 100 * 50,
+    "pause of a schedule": 50,
+    "list of schedules": 1000,
+    "list of schedules by name": 100 * 20,
+    "fires": 500,
+    "skipped_between": 500,
+    "fired_between": 500,
 }
 
 
@@ -470,10 +608,13 @@ def sqlite_plans(request: pytest.FixtureRequest, full_sqlite: sqlite3.Connection
 
 
 def explained(conn: sqlite3.Connection, section: str, op: Op[Any]) -> list[list[str]]:
-    return [
-        [row[3] for row in conn.execute("explain query plan " + text.sql, op.params)]
-        for text in spell("sqlite", section, "named")
-    ]
+    """The plan of each statement of a section, with tables instead of the names they have in it."""
+    told = []
+    for text in spell("sqlite", section, "named"):
+        tables = {name: table for table, name in re.findall(r"\b(duly_\w+) as (\w+)", text.sql)}
+        lines = [row[3].split(" ") for row in conn.execute("explain query plan " + text.sql, op.params)]
+        told.append([" ".join([verb, *(tables.get(word, word) for word in words)]) for verb, *words in lines])
+    return told
 
 
 def walked_by_sqlite(lines: list[str]) -> set[str]:
@@ -487,7 +628,7 @@ def walked_by_sqlite(lines: list[str]) -> set[str]:
         if words[0] == "SCAN" and named != "duly_done_dead":
             found.add(f"all of {table}")
         else:
-            found.add(named or f"{table}_pkey")
+            found.add(f"{table}_pkey" if named in (None, f"sqlite_autoindex_{table}_1") else named)
     return found
 
 
@@ -500,6 +641,12 @@ def test_sqlite_walks_the_intended_indexes(sqlite_plans: sqlite3.Connection) -> 
                 if beside:
                     wrong[name, section] = beside
     assert wrong == {}
+
+
+def test_sqlite_finds_what_is_due_and_who_is_queued_by_index(sqlite_plans: sqlite3.Connection) -> None:
+    for name, (section, index) in WALKED.items():
+        found = [walked_by_sqlite(lines) for lines in explained(sqlite_plans, section, ASKED[name].op)]
+        assert index in found[-1], (name, found)
 
 
 def test_sqlite_sorts_nothing_on_the_walk_over_ready_and_due_rows(sqlite_plans: sqlite3.Connection) -> None:
@@ -562,4 +709,17 @@ STEPS = {
     "dead_list with partial": 100 * 300,
     "prune batches": 500,
     "enqueue": 100 * 500,
+    "cancel of runs": 100 * 1500,
+    "next_fire": 100,
+    "due_schedules": 100 * 200,
+    "one schedule": 500,
+    "live_runs": 100 * 100,
+    "fire": 100 * 1000,
+    "define": 100 * 600,
+    "pause of a schedule": 500,
+    "list of schedules": 100 * 100,
+    "list of schedules by name": 100 * 200,
+    "fires": 100 * 100,
+    "skipped_between": 100 * 100,
+    "fired_between": 1000,
 }

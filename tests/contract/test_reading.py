@@ -281,12 +281,17 @@ def test_j25_every_view_has_rows_with_readable_times(store: Store) -> None:
     store.kill(store.claim()[0])
     (scheduled,) = store.enqueue(delay_ms=1500)
     store.query("insert into duly_fire (schedule, due_at, outcome, at) values ('nightly', ?, 'fired', ?)", *(NOW, NOW))
+    store.query(
+        "insert into duly_schedule (name, task, spec, mode, next_at, last_at, paused_at)"
+        " values ('nightly', 'work', '0 3 * * *', 'cron', ?, ?, ?)", NOW, NOW, NOW,
+    )  # fmt: skip
     times = {
         "duly_jobs": ("created", "finished"),
         "duly_dead": ("finished",),
         "duly_attempts": ("ended",),
         "duly_events": ("happened",),
         "duly_fires": ("due",),
+        "duly_schedules": ("next", "last", "paused"),
     }
     if store.kind == "postgres":
         views = store.query("select table_name from information_schema.views where table_schema = 'duly'")

@@ -16,13 +16,27 @@ from msgspec.structs import replace
 
 import duly
 from duly.errors import SchemaMismatch
-from duly.model import Change, Claimed, Envelope, Event, Failure, NewJob, Sighting, State, Terms
-from duly.store import ops, statements
+from duly.model import (
+    QUEUED,
+    Catchup,
+    Change,
+    Claimed,
+    Envelope,
+    Event,
+    Failure,
+    NewJob,
+    Overlap,
+    Sighting,
+    State,
+    Terms,
+)
+from duly.store import ops, schedules, statements
 from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres import PostgresDriver, bring_up_to_date
+from duly.store.schedules import Firing, Run, Skip, Told
 from duly.store.sqlite import SQLiteDriver
 from duly.store.statements import sections, spell, split
-from tests.contract.stores import NOW, PostgresStore, new_id
+from tests.contract.stores import JOB_TERMS, NOW, PostgresStore, definition, new_id
 
 DIALECTS: tuple[statements.Dialect, ...] = ("sqlite", "postgres")
 SQL = Path(duly.__file__).parent / "store" / "sql"
@@ -33,8 +47,8 @@ SHARED = {"now", "keep_ms", "ids"}
 
 
 def every_op() -> dict[str, list[Op[Any]]]:
-    """One or more operations of every function of `ops`, in an order in which each finds something to do."""
-    plain, keyed, dead, other, late = (new_id() for _ in range(5))
+    """One or more operations of every function that makes one, in an order in which each finds something to do."""
+    plain, keyed, dead, other, late, fired, queued, left = (new_id() for _ in range(8))
 
     def job(job_id: str, token: int, **more: Any) -> Claimed:
         known = Claimed(
@@ -47,6 +61,13 @@ def every_op() -> dict[str, list[Op[Any]]]:
     failed = Change(State.DEAD, error=Failure("E", "no", "traceback"))
     sighting = Sighting(other, 3, NOW + 1000, 1000, "w")
     terms = Terms("t", queue="q", lease_ms=1000)
+    runs = (
+        Run(fired, NOW, NOW + 5, Envelope(due_at=NOW), because="triggered by a"),
+        Run(queued, NOW + 1, NOW, Envelope(due_at=NOW + 1), QUEUED),
+    )
+    job_terms = JOB_TERMS.replace("default", "q")
+    skip = Skip(NOW - 9, NOW - 8, 2, "missed: so")
+    told = Told("schedule.missed", by="a", why="missed: so", data='{"count":2}')
     return {
         "enqueue": [
             ops.enqueue(terms, [NewJob(plain, "{}"), NewJob(dead, "{}")], now=NOW),
@@ -107,6 +128,40 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "cancel": [ops.cancel([plain], by="a", why="b", now=NOW)],
         "resolve": [ops.resolve([dead], by="a", why="b", now=NOW)],
         "purge": [ops.purge([dead], by="a", why="b", now=NOW)],
+        "schedules.define": [
+            schedules.define([
+                definition("gone", "delay", terms=job_terms, in_code=True),
+                definition("other", "cron", terms=job_terms, pause_after=3, grace_ms=1, jitter_ms=1),
+                definition("s", terms=job_terms, overlap=Overlap.QUEUE, in_code=True),
+            ], now=NOW),
+            schedules.define(
+                [definition("s", terms=job_terms, overlap=Overlap.QUEUE, catchup=Catchup.LAST, revision=2)], now=NOW
+            ),
+        ],
+        "schedules.next_fire": [schedules.next_fire(now=NOW)],
+        "schedules.fire": [
+            schedules.fire([
+                Firing("s", 2, NOW + 600_000, NOW, runs, (skip,), (NOW - 10,), (told,)),
+                Firing("gone", 1, None, NOW, (Run(left, NOW, NOW, Envelope(due_at=NOW), QUEUED),)),
+                Firing("other", 99, None, NOW, (Run(new_id(), NOW, NOW, Envelope()),)),  # was changed meanwhile
+            ], now=NOW),
+            schedules.fire([Firing("other", 1, NOW - 1, skips=(skip,), resume=True)], now=NOW),
+        ],
+        "schedules.due": [schedules.due(limit=9, now=NOW), schedules.due(limit=9, beside=["other"], now=NOW)],
+        "schedules.one": [schedules.one("s", now=NOW), schedules.one("nobody", now=NOW)],
+        "schedules.live_runs": [schedules.live_runs(["s", "gone"])],
+        "schedules.unqueue": [schedules.unqueue(now=NOW)],
+        "schedules.abandon": [schedules.abandon(["s"], now=NOW)],
+        "schedules.readopt": [schedules.readopt(["gone", "s"])],
+        "schedules.pause": [schedules.pause("s", by="a", why="b", now=NOW)],
+        "schedules.listing": [
+            schedules.listing(now=NOW), schedules.listing(names=["s", "x"], now=NOW),
+            schedules.listing(after="gone", limit=1, now=NOW),
+        ],
+        "schedules.fires": [schedules.fires("s"), schedules.fires("s", before=NOW + 1, limit=1)],
+        "schedules.skipped_between": [schedules.skipped_between("s", NOW - 8, NOW)],
+        "schedules.fired_between": [schedules.fired_between("s", NOW, NOW)],
+        "schedules.delete": [schedules.delete("s", by="a", why="b", now=NOW)],
         "events": [ops.events(job_id=dead, after=0), ops.events()],
         "prunable": [ops.prunable(now=NOW + 99 * 86_400_000)],
         "prune": [ops.prune(what, now=NOW) for what in ops.PRUNABLE],
@@ -140,10 +195,11 @@ def tables(sql: str) -> str:
 
 def test_every_function_that_makes_an_operation_is_tested() -> None:
     makers = {
-        name
-        for name, function in vars(ops).items()
+        f"{before}{name}"
+        for before, module in (("", ops), ("schedules.", schedules))
+        for name, function in vars(module).items()
         if inspect.isfunction(function)
-        and function.__module__ == ops.__name__
+        and function.__module__ == module.__name__
         and not name.startswith("_")
         and str(function.__annotations__.get("return", "")).startswith("Op[")
     }

@@ -21,7 +21,7 @@ import pytest
 from duly import Duly
 from duly.keys import Ids
 from duly.model import Change, Claimed, Failure, NewJob, State, Terms
-from duly.store import ops
+from duly.store import migrate, ops
 from duly.store.ops import Finish
 from tests.edges.programs import DULY, PATIENCE, Folder, wait_until
 from tests.edges.test_cli import complaint, run
@@ -139,7 +139,7 @@ def test_a_healthy_database_with_a_worker_has_no_errors(here, url):
     found = doctor(here, url, "--app", "tasks:app")
     assert found.errors == at_ease(url)
     assert found.of("workers")[0][:2] == ("ok", f"1 worker alive on {socket.gethostname()}")
-    for name in ("schema", "tasks", "pauses", "leases", "queues", "dead"):
+    for name in ("schema", "tasks", "pauses", "leases", "queues", "schedules", "dead"):
         assert [level for level, _, _ in found.of(name)] == ["ok"], name
     assert found.of("content") == []
 
@@ -500,7 +500,7 @@ def test_migrate_takes_the_database_and_the_schema_of_an_app(here, postgres):
     url = postgres.new_database()
     (here.path / "theirs.py").write_text(f"from duly import Duly\napp = Duly({url!r}, schema='queue')\n")
     said = json.loads(here.run("migrate", "--app", "theirs:app", "--json").stdout)
-    assert said["applied"] == ["0001_first"]
+    assert said["applied"] == [f"{step.number:04}_{step.name}" for step in migrate.migrations("postgres")]
     assert "--schema is for" in complaint(here.run("migrate", "--app", "theirs:app", "--schema", "x"), 2)
     app = Duly(url, schema="queue")
     assert app.list() == []

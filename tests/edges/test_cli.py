@@ -20,9 +20,12 @@ from click.testing import CliRunner
 import duly
 from duly.cli import COMMANDS, main, tell
 from duly.errors import ConfigError, StoreError
+from duly.store import migrate
 from tests.edges.programs import wait_until
 
 DULY = str(Path(sys.executable).parent / "duly")
+NEWEST = migrate.newest("sqlite")
+STEPS = [f"{step.number:04}_{step.name}" for step in migrate.migrations("sqlite")]
 
 
 def run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +62,7 @@ def subcommands() -> Iterator[list[str]]:
 
 
 def test_every_flag_has_a_variable_named_after_its_command(tmp_path):
-    assert json.loads(run("migrate", cwd=tmp_path, DULY_MIGRATE_JSON="1").stdout)["schema_version"] == 1
+    assert json.loads(run("migrate", cwd=tmp_path, DULY_MIGRATE_JSON="1").stdout)["schema_version"] == NEWEST
     assert json.loads(run("jobs", "list", cwd=tmp_path, DULY_JOBS_LIST_JSON="1").stdout) == []
     told = complaint(run("jobs", "list", cwd=tmp_path, DULY_JOBS_LIST_STATE="sleeping"), 2)
     assert "sleeping" in told
@@ -113,10 +116,10 @@ def test_a_misspelt_command_gets_the_right_one_named(tmp_path):
 
 
 def test_migrate_makes_a_file_here_when_nothing_is_set_and_says_so(tmp_path):
-    assert run("migrate", "--plan", cwd=tmp_path).stdout == "duly.db: would apply 0001_first\n"
+    assert run("migrate", "--plan", cwd=tmp_path).stdout == f"duly.db: would apply {', '.join(STEPS)}\n"
     assert not (tmp_path / "duly.db").exists()
-    assert run("migrate", cwd=tmp_path).stdout == "duly.db: applied 0001_first\n"
-    assert run("migrate", cwd=tmp_path).stdout == "duly.db: up to date (schema version 1)\n"
+    assert run("migrate", cwd=tmp_path).stdout == f"duly.db: applied {', '.join(STEPS)}\n"
+    assert run("migrate", cwd=tmp_path).stdout == f"duly.db: up to date (schema version {NEWEST})\n"
 
 
 def test_migrate_reads_the_url_from_argument_then_environment_then_file(tmp_path):
@@ -132,18 +135,18 @@ def test_migrate_prints_the_sql_instead_of_running_it(tmp_path):
     assert not (tmp_path / "duly.db").exists()
     conn = sqlite3.connect(tmp_path / "by-hand.db")
     conn.executescript(script)
-    assert conn.execute("select value from duly_meta where name = 'schema'").fetchone() == ("1",)
+    assert conn.execute("select value from duly_meta where name = 'schema'").fetchone() == (str(NEWEST),)
     conn.close()
 
 
 def test_migrate_on_postgresql_plans_applies_grants_and_answers_in_json(tmp_path, postgres):
     url = postgres.new_database()
     plan = json.loads(run("migrate", "--url", url, "--plan", "--json", cwd=tmp_path).stdout)
-    assert plan["pending"] == ["0001_first"]
+    assert plan["pending"] == STEPS
     with psycopg.connect(url) as conn:
         conn.execute("create role app_of_cli")
     done = json.loads(run("migrate", "--url", url, "--grant", "app_of_cli", "--json", cwd=tmp_path).stdout)
-    assert done["applied"] == ["0001_first"]
+    assert done["applied"] == STEPS
     with psycopg.connect(url) as conn:
         conn.execute("set role app_of_cli")
         assert conn.execute("select count(*) from duly.duly_job").fetchone() == (0,)

@@ -13,7 +13,7 @@ import pytest
 from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx, backoff
 from duly.errors import ConfigError
 from duly.model import State
-from duly.store import ops
+from duly.store import migrate, ops
 from tests.engine.conftest import Outside, found, work, work_until
 
 # Definition: no database is needed
@@ -512,9 +512,20 @@ def test_u01_a_newer_schema_version_is_parked_and_woken_by_a_worker_that_knows_i
 def test_u01_this_version_works_on_the_schema_of_the_next(app: Duly, outside: Outside) -> None:
     if outside.kind == "d1":
         app.driver.database.lose = None  # type: ignore[attr-defined]
-    for table in ("duly_job", "duly_done", "duly_key", "duly_attempt", "duly_worker", "duly_event", "duly_queue"):
+    for table in (
+        "duly_job",
+        "duly_done",
+        "duly_key",
+        "duly_attempt",
+        "duly_worker",
+        "duly_event",
+        "duly_queue",
+        "duly_schedule",
+        "duly_fire",
+    ):
         outside.query(f"alter table {table} add column colour text")
-    outside.query("update duly_meta set value = '2' where name = 'schema'")
+    next_version = migrate.newest("sqlite") + 1
+    outside.query("update duly_meta set value = ? where name = 'schema'", str(next_version))
     app.close() if outside.kind != "d1" else None
 
     @app.task(key=lambda number: f"k{number}", max_attempts=2, backoff=[0])

@@ -143,6 +143,38 @@ def test_the_event_loop_has_its_turn_between_quick_handlers(app: Duly) -> None:
     assert most <= 20
 
 
+def test_j18_what_has_ended_is_recorded_as_it_ended_though_the_worker_stops_before_it_could_be_sent(app: Duly) -> None:
+    async def run() -> None:
+        on_its_way = asyncio.Event()
+        over = asyncio.Event()
+
+        @app.task
+        async def one(number: int) -> str:
+            if number == 2:
+                await asyncio.wait_for(on_its_way.wait(), SECONDS)
+                over.set()
+            return "done"
+
+        async def for_ever(op: Op[Any]) -> None:
+            if not on_its_way.is_set():
+                on_its_way.set()
+                await asyncio.Event().wait()
+
+        slowed(app, "finish", for_ever)
+        await one.aenqueue(1)
+        second = await one.aenqueue(2)
+        worker = Worker(app, signals=False, concurrency=2, grace="100ms")
+        running = asyncio.create_task(worker.run())
+        await asyncio.wait_for(over.wait(), SECONDS)
+        worker.stop()
+        await asyncio.wait_for(running, SECONDS)
+        job = await app.aget(second.id)
+        assert job is not None
+        assert (job.state, job.attempt, job.result) == (State.SUCCEEDED, 1, "done")
+
+    asyncio.run(run())
+
+
 def test_threads_switch_often_while_a_worker_talks_to_a_server_and_as_before_afterwards(app: Duly) -> None:
     seen = []
 

@@ -18,6 +18,108 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "src/duly/worker.py",
+        "lease.closed or lease in ended)]",
+        "lease.closed)]",
+        "tests/engine/test_turns.py -k j18",
+    ),
+    Mutant(
+        "src/duly/upkeep/fire.py",
+        " if due.catchup is Catchup.LAST else None",
+        " if False else None",
+        "tests/engine/test_schedules.py -k s05_last",
+    ),
+    Mutant(
+        "src/duly/upkeep/fire.py",
+        "reason=QUEUED if due.overlap is Overlap.QUEUE and (due.live or place) else None,",
+        "reason=None,",
+        "tests/engine/test_schedules.py -k s06_queue",
+    ),
+    Mutant(
+        "src/duly/upkeep/fire.py",
+        "            kept = 0 if due.live else 1\n",
+        "            kept = 1\n",
+        "tests/engine/test_schedules.py -k s06_skip_records",
+    ),
+    Mutant(
+        "src/duly/upkeep/fire.py",
+        "    if runs or due.live:\n        return None  # the end of the run says\n",
+        "",
+        "tests/engine/test_schedules.py -k s03_a_delay",
+    ),
+    Mutant(
+        "src/duly/upkeep/fire.py",
+        "    missed = [part for skip in (*wanted.skips, *behind) for part in unfired(due, skip)]\n",
+        "    missed = [*wanted.skips, *behind]\n",
+        "tests/engine/test_schedules.py -k s04_what_a_person_fired",
+    ),
+    Mutant(
+        "src/duly/upkeep/fire.py",
+        "run_at=max(at, due.now) + int(due.jitter_ms * chance()),",
+        "run_at=max(at, due.now),",
+        "tests/engine/test_schedules.py -k s11",
+    ),
+    Mutant(
+        "src/duly/upkeep/fire.py",
+        "due_at=at, missed=wanted.missed)",
+        "missed=wanted.missed)",
+        "tests/engine/test_schedules.py -k s11",
+    ),
+    Mutant(
+        "src/duly/upkeep/fire.py",
+        "dues = [begin, *islice(following, most_runs - 1)]",
+        "dues = [begin, *following]",
+        "tests/engine/test_schedules.py -k s05_all_fires_at_most",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/schedule.sql",
+        " cross join duly_schedule on name = run.value ->> 'name' and revision = run.value ->> 'revision'\n",
+        " cross join duly_schedule on name = run.value ->> 'name'\n",
+        "tests/engine/test_schedules.py -k s04_a_decision",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/schedule.sql",
+        "      join duly.duly_schedule on duly_schedule.name = run.name and duly_schedule.revision = run.revision\n",
+        "      join duly.duly_schedule on duly_schedule.name = run.name\n",
+        "tests/engine/test_schedules.py -k s04_a_decision",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/schedule.sql",
+        "        where schedule = name and due_at = run.value ->> 'due_at' and outcome = 'fired')\n",
+        "        where false)\n",
+        "tests/engine/test_schedules.py -k s04_what_was_fired",
+    ),
+    Mutant(
+        "src/duly/schedules.py",
+        "        yield store.readopt(stopped)\n",
+        "",
+        "tests/engine/test_schedules.py -k removed_from_the_code",
+    ),
+    Mutant(
+        "src/duly/tick.py",
+        "        limit = min(limit, self._left)\n",
+        "",
+        "tests/engine/test_tick.py -k s10_a_tick_runs_no_more",
+    ),
+    Mutant(
+        "src/duly/tick.py",
+        "call_later(self._max_seconds, self.stop)",
+        "call_later(900, self.stop)",
+        "tests/engine/test_tick.py -k after_its_time",
+    ),
+    Mutant(
+        "src/duly/isolation.py",
+        "        self.busy = True  # until it was looked for them\n",
+        "",
+        "tests/engine/test_tick.py -k dead_worker",
+    ),
+    Mutant(
+        "src/duly/tick.py",
+        "        await self.driver.arun(op)\n        await super()._reconcile()\n",
+        "        await super()._reconcile()\n",
+        "tests/engine/test_tick.py -k pause_each_other",
+    ),
+    Mutant(
+        "src/duly/worker.py",
         "if len(leases) < limit and came_back == self._came_back:",
         "if len(leases) < limit:",
         "tests/engine/test_turns.py -k empty_answer",
@@ -102,8 +204,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/postgres/job.sql",
-        "     where duly_job.id = any (array(select id from input)) and duly_job.id = input.id\n       and duly_job.token is not distinct from input.token\n       and state",
-        "     where duly_job.id = input.id and duly_job.token = input.token\n       and state",
+        "     where duly_job.id = any (array(select id from input)) and duly_job.id = input.id\n       and duly_job.token is not distinct from input.token\n       and state = 'running' and key is null",
+        "     where duly_job.id = input.id and duly_job.token = input.token\n       and state = 'running' and key is null",
         "tests/contract/test_plans.py -k intended_indexes",
     ),
     Mutant(
@@ -384,8 +486,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/sqlite/job.sql",
-        " where token = cast(held.key as integer) and state = 'running' and keep_ms > 0\n",
-        " where state = 'running' and keep_ms > 0\n",
+        " where token = cast(held.key as integer) and state = 'running' and keep_ms > 0\n   and duly_job.key is null",
+        " where state = 'running' and keep_ms > 0\n   and duly_job.key is null",
         "tests/contract/test_claim.py -k j09_a_worker_that_lost",
     ),
     Mutant(
@@ -660,7 +762,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "one for one in batch if one[1].set_running_or_notify_cancel()",
+        "one for one in batch if not one.future.cancelled()",
         "one for one in batch",
         "tests/contract/test_enqueue.py -k j01_a_caller_that_goes_away",
     ),
@@ -842,7 +944,7 @@ MUTANTS = [
         "src/duly/store/ops.py",
         '    "ended_schedule",\n',
         "",
-        "tests/contract/test_finish.py -k 's03 or s07'",
+        "tests/contract/test_ended_schedule.py",
     ),
     Mutant(
         "src/duly/store/ops.py",
@@ -870,8 +972,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "and (job.keep_ms > 0 or job.attempt == 1)",
-        "",
+        "return Way.PLAIN if job.keep_ms > 0 or job.attempt == 1 else Way.LONG",
+        "return Way.PLAIN",
         "tests/contract/test_finish.py -k j22_success_with_keep_0",
     ),
     Mutant(
@@ -888,15 +990,39 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/sqlite/ended.sql",
-        "next_at = case when mode = 'delay' then ended_at + interval_ms else next_at end",
-        "next_at = next_at",
-        "tests/contract/test_finish.py -k s03",
+        "then coalesce(next_at, ended_at + interval_ms) else next_at end",
+        "then next_at else next_at end",
+        "tests/contract/test_ended_schedule.py -k s03",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/ended.sql",
+        "coalesce(next_at, ended_at + interval_ms)",
+        "ended_at + interval_ms",
+        "tests/contract/test_ended_schedule.py -k s03_a_next_time_that_is_there",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/ended.sql",
+        "dead_runs = case when n_good > 0 then 0 else dead_runs + n_dead end",
+        "dead_runs = dead_runs + n_dead",
+        "tests/contract/test_ended_schedule.py -k s07",
     ),
     Mutant(
         "src/duly/store/sql/postgres/ended.sql",
-        "next_at = case when mode = 'delay' then ended_at + interval_ms else next_at end",
-        "next_at = next_at",
-        "tests/contract/test_finish.py -k s03",
+        "then coalesce(next_at, ended_at + interval_ms) else next_at end",
+        "then next_at else next_at end",
+        "tests/contract/test_ended_schedule.py -k s03",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/ended.sql",
+        "coalesce(next_at, ended_at + interval_ms)",
+        "ended_at + interval_ms",
+        "tests/contract/test_ended_schedule.py -k s03_a_next_time_that_is_there",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/ended.sql",
+        "dead_runs = case when n_good > 0 then 0 else dead_runs + n_dead end",
+        "dead_runs = dead_runs + n_dead",
+        "tests/contract/test_ended_schedule.py -k s07",
     ),
     Mutant(
         "src/duly/store/sql/sqlite/ended.sql",
@@ -1494,8 +1620,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "                self._roll_back()\n                for _, future",
-        "                for _, future",
+        "            self._roll_back()\n            outcomes = [error]",
+        "            outcomes = [error]",
         "tests/contract/test_hazards.py -k whatever_befalls",
     ),
     Mutant(
@@ -1610,7 +1736,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "                self._turns.stand_back()\n",
+        "            self._turns.stand_back()\n",
         "",
         "tests/contract/test_hazards.py -k stands_back",
     ),
@@ -2141,7 +2267,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/gather.py",
-        "            _answer(others, [self._lost(waiting.op, error) for waiting in others])\n",
+        "            answer(others, [self._lost(waiting.op, error) for waiting in others])\n",
         "",
         "tests/contract/test_coalesce.py -k leaves_nobody",
     ),
@@ -2195,20 +2321,20 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/postgres.py",
-        "        for place, op in sorted(enumerate(batch), key=_keys_in_order) if len(batch) > 1 else enumerate(batch):",
-        "        for place, op in enumerate(batch):",
+        "            others.sort(key=_keys_in_order)\n",
+        "            pass\n",
         "tests/contract/test_coalesce.py -k circle",
     ),
     Mutant(
-        "src/duly/store/postgres.py",
-        "            params = {**dict(same), ",
-        "            params = {**dict(next(iter(merged))), ",
+        "src/duly/store/gather.py",
+        "            alike.setdefault(terms, []).append(op)",
+        "            alike.setdefault((), []).append(op)",
         "tests/contract/test_coalesce.py -k own_terms",
     ),
     Mutant(
-        "src/duly/store/postgres.py",
-        "','.join(filter(None, jobs))",
-        "','.join(jobs)",
+        "src/duly/store/gather.py",
+        ',".join(filter(None, (op.params["jobs"][1:-1] for op in ops)))',
+        ',".join(op.params["jobs"][1:-1] for op in ops)',
         "tests/contract/test_coalesce.py -k one_statement",
     ),
     Mutant(

@@ -24,6 +24,7 @@ LEFT_OUT = {
     "test_a_worker_can_say_which_server_it_works_on": "names the server's port",
     "test_the_url_to_listen_on_reaches_the_driver": "is about listen_url not being set",
     "test_a_broken_connection_is_counted": "PgBouncer replaces broken connections to the server by itself",
+    "test_a_connection_that_the_server_hung_up_on": "PgBouncer replaces broken connections to the server by itself",
     "test_each_thing_that_is_wrong_on_a_server_is_named": "changes the settings of the driver's own sessions",
     "test_an_app_and_its_tasks_open_nothing": "counts what its process has open, where leading it here loads more",
     "test_a_transaction_that_stays_open_is_named": "names the server's process of a connection",

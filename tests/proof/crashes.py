@@ -24,11 +24,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from duly import keys
-from duly.model import Change, Claimed, Failure, NewJob, State, Terms
-from duly.store import ops
+from duly.model import QUEUED, Catchup, Change, Claimed, Failure, NewJob, Overlap, State, Terms
+from duly.schedule import Mode, Timing
+from duly.store import ops, schedules
 from duly.store.gather import Waiting, rows_of
 from duly.store.ops import Finish, Held, Op, Replay
+from duly.store.schedules import Definition
 from duly.store.sqlite import SQLiteDriver
+from duly.upkeep.fire import plan
 from tests.proof.disk import Disk, Event, lay_down
 
 BEGINNING_MS = 1_800_000_000_000
@@ -42,6 +45,11 @@ TABLES = (
 CALLBACK: dict[str, Any] = {
     "task": "callback", "queue": "default", "priority": 0, "max_attempts": 3, "lease_ms": LEASE_MS,
     "keep_ms": 86_400_000, "result_ttl_ms": 1000,
+}  # fmt: skip
+
+RUN_TERMS: dict[str, Any] = {
+    "queue": "default", "priority": 1, "max_attempts": 2, "lease_ms": LEASE_MS, "keep_ms": 86_400_000,
+    "result_ttl_ms": 1000, "expires_ms": None, "on_dead": None,
 }  # fmt: skip
 
 Content: TypeAlias = Mapping[str, Sequence[tuple[Any, ...]]]
@@ -219,6 +227,47 @@ class Workload:
     def _resume(self) -> None:
         self._driver.run(ops.resume("task", "nobody", by="ada", why="go", now=self._now))
 
+    def _define(self) -> None:
+        """Define a schedule, or change one as it was read."""
+        name = self._chance.choice("xyz")
+        mode = self._chance.choice((Mode.RATE, Mode.RATE, Mode.DELAY))
+        there = self._driver.run(schedules.listing(names=[name], now=self._now))
+        revision = there[0].record.revision + 1 if there else 1
+        overlap = self._chance.choice((Overlap.ALLOW, Overlap.SKIP, Overlap.QUEUE))
+        definition = Definition(
+            name=name,
+            task="recurring",
+            timing=Timing(mode, "3s", "UTC", 3000, self._now),
+            catchup=self._chance.choice(tuple(Catchup)),
+            grace_ms=None,
+            overlap=overlap,
+            jitter_ms=0,
+            pause_after=2,
+            terms=json.dumps(RUN_TERMS),
+            payload="{}",
+            envelope=None,
+            in_code=False,
+            revision=revision,
+            next_at=self._now + 3000,
+        )
+        assert self._driver.run(schedules.define([definition], now=self._now)) == [name]
+
+    def _fire(self) -> None:
+        """Fire what is due, as a worker does."""
+        dues = self._driver.run(schedules.due(limit=10, now=self._now))
+        firings = [plan(due, new_id=self._new_id, chance=self._chance.random) for due in dues]
+        written = self._driver.run(schedules.fire(firings, now=self._now)) if firings else []
+        assert sorted(written) == sorted(firing.name for firing in firings)
+        for run in (run for firing in firings for run in firing.runs):
+            self._fresh[run.id] = "live"
+            self._keeps[run.id] = RUN_TERMS["keep_ms"]
+
+    def _rest(self) -> None:
+        self._driver.run(schedules.pause(self._chance.choice("xyz"), by="ada", why="rest", now=self._now))
+
+    def _drop(self) -> None:
+        self._driver.run(schedules.delete(self._chance.choice("xyz"), by="ada", why="old", now=self._now))
+
     # What workers do.
 
     def _claim(self) -> None:
@@ -355,13 +404,15 @@ class Workload:
 # What a workload begins with, so that a short one meets the most important; then what comes at random.
 _START = (
     "plain", "keyed", "batch", "claim", "finish", "fatal", "checkpoint", "claim", "mixed", "keyed", "claim", "fail",
-    "rescue", "checkpoint", "cancel", "claim", "snooze", "replay", "together", "claim", "finish",
+    "rescue", "checkpoint", "cancel", "claim", "snooze", "replay", "together", "claim", "finish", "define", "define",
+    "fire", "claim", "rest", "finish",
 )  # fmt: skip
-_OFTEN = ("plain", "keyed", "fatal", "claim", "claim", "finish", "mixed", "fail")
+_OFTEN = ("plain", "keyed", "fatal", "claim", "claim", "finish", "mixed", "fail", "fire")
 _SELDOM = (
     "delayed", "fleeting", "batch", "undone", "together", "cancel", "cancel", "retry", "replay", "replay", "resolve",
     "purge", "pause", "resume", "snooze", "release", "progress", "rescue", "promote", "expire", "register", "leave",
-    "prune", "prune", "forget", "checkpoint", "checkpoint", "checkpoint", "checkpoint",
+    "prune", "prune", "forget", "define", "define", "define", "rest", "drop", "checkpoint", "checkpoint",
+    "checkpoint", "checkpoint",
 )  # fmt: skip
 
 
@@ -416,6 +467,15 @@ HALF_DONE = {
         select id from duly_job where replay_of is not null and not exists (
             select 1 from duly_done where duly_done.id = duly_job.replay_of and replayed_as = duly_job.id)
            and exists (select 1 from duly_done where duly_done.id = duly_job.replay_of)""",
+    "a run that no fire tells of": """
+        select id from (select id, schedule, replay_of from duly_job
+                        union all select id, schedule, replay_of from duly_done)
+         where schedule is not null and replay_of is null
+           and id not in (select job_id from duly_fire where job_id is not null)""",
+    "queued runs wait for nobody": f"""
+        select schedule from duly_job
+         where schedule in (select name from duly_schedule)
+         group by schedule having count(*) = count(*) filter (where reason is '{QUEUED}')""",
     "a job is marked to be pruned and still there": "select id from duly_done where prune_at = -1",
 }
 

@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from duly.model import Enqueued, NewJob, Terms
 from duly.pace import LATE_SECONDS
-from duly.store import ops
+from duly.schedule import Mode, next_after
+from duly.store import ops, schedules
 from duly.store.ops import Op
-from duly.upkeep import rescue
+from duly.store.schedules import Due, Firing, Run
+from duly.upkeep import fire, rescue
 from duly.worker import Worker
 from tests.proof import breaks
 from tests.proof.breaks import BREAKS
@@ -123,5 +127,51 @@ plant("enqueued_again", ("undo_finished", f"{TAKEN_BACK}id in", f"{TAKEN_BACK}fa
 plant("pause_ignored", ("claim", "and paused_at is not null\n              and", "and false and"))
 for part in ("ended_key", "ended_batch", "ended_callbacks"):
     forget(part)
+
+# Schedules
+
+REVISION = "and revision = {}.value ->> 'revision'"
+plant(
+    "fire_without_guard",
+    ("fire_jobs", REVISION.format("run"), ""),
+    ("fire_jobs", "where not exists (", "where true or not exists ("),
+    ("fire_rows", REVISION.format("row"), ""),
+    ("fire_advance", REVISION.format("fire"), ""),
+)
+
+
+def _advance_first(firings: Sequence[Firing], *, now: int | None = None) -> Op[list[str]]:
+    """Move on to the next due time, and a moment later fire what was due."""
+    whole = _fire(firings, now=now)
+    read = [msgspec.structs.replace(firing, revision=firing.revision + 1) for firing in firings]
+    rest = _fire(read, now=now)
+    insert = replace(rest, sections=("fire_jobs", "fire_forget", "fire_rows", "fire_events"), again=None)
+    first = replace(whole, sections=("fire_advance",), again=None)
+    return replace(first, follow=lambda names: replace(insert, read=lambda rows: names) if names else None)
+
+
+_fire = schedules.fire
+breaks.python("sim:advance_before_insert", schedules, "fire", _advance_first)
+
+
+def _from_the_start(due: Due, next_at: int | None, runs: Sequence[Run]) -> int | None:
+    """Count from the beginning of a run."""
+    return next_after(due.timing, due.now) if due.timing.mode is Mode.DELAY else next_at
+
+
+def _from_now(due: Due, next_at: int | None, runs: Sequence[Run]) -> int | None:
+    """Count from the moment at which somebody came to fire."""
+    return _next(due, next_at if due.timing.interval_ms is None else due.now + due.timing.interval_ms, runs)
+
+
+_next = fire._next
+breaks.python("sim:delay_from_the_start", fire, "_next", _from_the_start)
+breaks.python("sim:rate_drifts", fire, "_next", _from_now)
+breaks.python("sim:overlap_allowed", fire, "_without_overlap", lambda due, dues: (dues, []))
+plant(
+    "queued_run_not_woken", ("ended_schedule", "reason = null\n where id in", "reason = null\n where false and id in")
+)
+plant("misses_not_recorded", ("fire_rows", "where true", "where row.value ->> 'outcome' = 'fired'"))
+forget("ended_schedule")
 
 PLANTED = sorted(name for name in BREAKS if name.startswith("sim:"))

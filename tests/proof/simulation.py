@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,10 +26,12 @@ import msgspec
 from duly import Ctx, Duly, Retry, Snooze, backoff
 from duly.errors import DulyError
 from duly.keys import Ids
-from duly.store import ops
+from duly.model import QUEUED
+from duly.store import ops, schedules
 from duly.store.ops import Op, Rows
 from tests.proof.breaks import broken
-from tests.proof.world import BEGINNING_MS, Database, Gate, Process, Stuck, VirtualLoop, copied, without_chance
+from tests.proof.fires import FIRES, Fired, at_rate, unexplained
+from tests.proof.world import BEGINNING_MS, OFTEN, Database, Gate, Process, Stuck, VirtualLoop, copied, without_chance
 
 ENQUEUED_S = 2.0
 FAULTY_S = 4.0
@@ -40,6 +42,9 @@ PATIENCE_S = LEASE_S / 3 + 0.5
 # A lease that ends further ahead than a whole one and this may be taken: the clock has stepped back since.
 MARGIN_MS = 1000
 ATTEMPTS = 5
+SCHEDULED = 0.3  # how many of the worlds have schedules
+SCHEDULED_S = 3.0  # for how long they run at least
+FIRED_S = 10.0  # how long after all is well again a due time may lie behind
 MOST_ASKED = 100  # operations of one process in one second, on the average of a world
 
 
@@ -61,6 +66,20 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Recurring:
+    """One schedule: what makes it due, what becomes of what is late or in the way, and what its runs do."""
+
+    name: str
+    mode: str
+    every: float
+    takes: float
+    overlap: str
+    catchup: str
+    grace: float | None = None
+    rest_at: float | None = None  # when a person pauses it for a second
+
+
+@dataclass(frozen=True)
 class Fault:
     """One thing that goes wrong."""
 
@@ -78,6 +97,7 @@ class Scenario:
     workers: int
     plans: tuple[Plan, ...]
     faults: tuple[Fault, ...]
+    schedules: tuple[Recurring, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,7 +146,32 @@ def scenario(seed: int) -> Scenario:
     faults: list[Fault] = []
     for _ in range(chance.randrange(mood.least, mood.most)):
         faults.append(_fault(chance, chance.choice(mood.faults), workers, faults))
-    return Scenario(seed, workers, tuple(plans), tuple(sorted(faults, key=lambda fault: fault.at)))
+    ordered = tuple(sorted(faults, key=lambda fault: fault.at))
+    return Scenario(seed, workers, tuple(plans), ordered, _schedules(seed, ordered))
+
+
+def _schedules(seed: int, faults: Sequence[Fault]) -> tuple[Recurring, ...]:
+    """Make up the schedules of a world: most have none, so that there is time for more of them."""
+    chance = random.Random(f"schedules {seed}")
+    if chance.random() >= SCHEDULED:
+        return ()
+    # An hour of due times, each of which is to be caught up with, would take longer than all else in the world.
+    far = any(fault.kind == "step" for fault in faults)
+    return tuple(_recurring(chance, name, far=far) for name in "xyz"[: chance.choice((1, 1, 2, 3))])
+
+
+def _recurring(chance: random.Random, name: str, *, far: bool) -> Recurring:
+    mode, catchup = chance.choice(("rate", "rate", "delay")), chance.choice(("skip", "all"))
+    return Recurring(
+        name,
+        mode,
+        every=chance.choice((0.4, 0.7, 1.3)),
+        takes=chance.choice((0.0, 0.1, 0.6, 1.0)),
+        overlap="allow" if mode == "delay" else chance.choice(("allow", "skip", "queue", "queue")),
+        catchup=catchup,
+        grace=2.0 if catchup == "all" and (far or chance.random() < 0.5) else None,
+        rest_at=chance.uniform(0.5, 2.5) if chance.random() < 0.2 else None,
+    )
 
 
 def _plan(chance: random.Random, name: int, mood: Mood) -> Plan:
@@ -187,6 +232,9 @@ class Ledger:
     unjust: list[str] = field(default_factory=list)
     gone_at: dict[str, float] = field(default_factory=dict)
     mourned: Counter[str] = field(default_factory=Counter)
+    first: dict[str, int] = field(default_factory=dict)  # when schedules are due for the first time
+    written: list[tuple[str, int]] = field(default_factory=list)  # what came of which due time, in this order
+    ticks: dict[str, set[tuple[str | None, int]]] = field(default_factory=lambda: defaultdict(set))  # as runs saw it
 
 
 @functools.cache
@@ -208,6 +256,10 @@ def template() -> Duly:
     async def child(ctx: Ctx) -> None:
         await _process(ctx).gate.passing()
         _world(ctx).ledger.born[ctx.job_id] += 1
+
+    @app.task(max_attempts=ATTEMPTS, backoff=backoff.fixed("200ms"))
+    async def tick(ctx: Ctx, takes: float) -> None:
+        await _world(ctx).tick(ctx, takes, _process(ctx))
 
     assert app.settings.lease_ms == LEASE_S * 1000  # read here, and not by every copy
     return app
@@ -270,11 +322,40 @@ class Simulation:
         producer = Gate(self.database, self.chance)
         app = copied(template(), producer, self.ids)
         faults = [self.loop.create_task(self._cause(fault, producer)) for fault in self.scenario.faults]
-        await asyncio.gather(*(self._enqueue(plan, app, producer) for plan in self.scenario.plans))
+        await asyncio.gather(
+            *(self._enqueue(plan, app, producer) for plan in self.scenario.plans),
+            *(self._schedule(one, app) for one in self.scenario.schedules),
+        )
         while not all(fault.done() for fault in faults) and self._live_jobs():
             await asyncio.sleep(0.25)  # once nothing is left to do, nothing is left to go wrong
         await self._heal(faults)
+        if self.scenario.schedules:
+            await self._stop_schedules(producer)
         await self._settled()
+
+    async def _schedule(self, one: Recurring, app: Duly) -> None:
+        """Define a schedule, and do with it what a person does."""
+        call = app.tasks["tick"].call(one.takes)
+        options: dict[str, Any] = {"mode": one.mode, "overlap": one.overlap, "catchup": one.catchup, "grace": one.grace}
+        await _insisted(lambda: app.schedules.acreate(one.name, call, one.every, **options))
+        if one.rest_at is not None:
+            await asyncio.sleep(one.rest_at)
+            await _insisted(lambda: app.schedules.apause(one.name, by="a person"))
+            await asyncio.sleep(1.0)
+            await _insisted(lambda: app.schedules.aresume(one.name, by="a person"))
+        await asyncio.sleep(max(0.0, SCHEDULED_S - self.loop.now))
+
+    async def _stop_schedules(self, gate: Gate) -> None:
+        """Wait until what is due is fired, and fire no more."""
+        until = self.loop.now + FIRED_S
+        late = "select name, next_at from duly_schedule where next_at <= ?"
+        while self.database.conn.execute(late, [self.database.now - 500]).fetchall():
+            if self.loop.now > until:
+                self.ledger.unjust.append(f"due for {FIRED_S} s, and nobody fires")
+                break
+            await asyncio.sleep(0.25)
+        for one in self.scenario.schedules:
+            await _surely(gate, schedules.pause(one.name, by="a person", why="it is over"))
 
     def _live_jobs(self) -> bool:
         return self.database.conn.execute("select 1 from duly_job limit 1").fetchone() is not None
@@ -320,6 +401,13 @@ class Simulation:
             raise
         finally:
             run.ended = self.loop.now
+
+    async def tick(self, ctx: Ctx, takes: float, process: Process) -> None:
+        """Do what a run of a schedule does, and fail now and then."""
+        await process.gate.passing(takes)
+        if self.chance.random() < 0.1:
+            raise ValueError("now and then")
+        self.ledger.ticks[ctx.job_id].add((ctx.schedule, round(ctx.due_at.timestamp() * 1000)))
 
     def _see_neighbours(self, run: Run) -> None:
         """See that a suspect runs alone in its process."""
@@ -473,6 +561,13 @@ class Simulation:
                     self._watch_rescue(job)
             case "enqueue" if op.params["parent_token"] is not None:
                 self._watch_birth(op.params)
+            case "define":
+                for made in json.loads(op.params["schedules"]):
+                    self.ledger.first.setdefault(made["name"], made["next_at"])
+            case "fire":
+                self._watch_fire(op, {name for (name,) in rows})
+        if self.scenario.schedules and op.name not in OFTEN:
+            self._watch_turns()
 
     def _extended(self, job: str, token: int) -> None:
         self.ledger.extended[job, token] = self.loop.now, self.database.now
@@ -508,6 +603,23 @@ class Simulation:
         if -MARGIN_MS <= since_ms < LEASE_S * 1000:
             self.ledger.unjust.append(f"{job} taken {since_ms} ms of the clock after its lease was extended")
 
+    def _watch_fire(self, op: Op[Any], names: set[str]) -> None:
+        """See that nothing is fired before it is due."""
+        latest = self.latest = max(self.latest, self.database.now)
+        self.ledger.written += [
+            (row["name"], row["due_at"]) for row in json.loads(op.params["rows"]) if row["name"] in names
+        ]
+        for job in json.loads(op.params["jobs"]):
+            if job["name"] in names and job["due_at"] > latest:
+                self.ledger.unjust.append(f"{job['name']} fired {job['due_at'] - latest} ms early")
+
+    def _watch_turns(self) -> None:
+        """See that runs which may not overlap do not, and that none waits for nobody."""
+        for name, going in self.database.conn.execute(TURNS, {"queued": QUEUED}).fetchall():
+            wrong = f"{going} runs of {name} at once" if going else f"the queued runs of {name} wait for nobody"
+            if going != 1 and wrong not in self.ledger.unjust:
+                self.ledger.unjust.append(wrong)
+
     def _watch_birth(self, params: Mapping[str, Any]) -> None:
         """See that a handler adds jobs only while it holds its own."""
         holds = "select 1 from duly_job where id = ? and token = ? and state = 'running'"
@@ -538,6 +650,8 @@ class Simulation:
         wrong += self._judge_children(done)
         if self.database.asked > MOST_ASKED * self.loop.now * self.scenario.workers:
             wrong.append(f"asked the database {self.database.asked} times in {self.loop.now:.0f} s")
+        for one in self.scenario.schedules:
+            wrong += self._judge_schedule(one)
         return wrong + self._judge_keys(done) + self._judge_batch(done)
 
     def _judge_one(self, job: str, row: Any) -> list[str]:
@@ -601,6 +715,24 @@ class Simulation:
         expected = (0, states["succeeded"], states["dead"], states["cancelled"])
         return [] if row == expected else [f"batch counts {row}, rows say {expected}"]
 
+    def _judge_schedule(self, one: Recurring) -> list[str]:
+        """Go through the record of a schedule: each due time stands there once, and each fired one has one job."""
+        ask = self.database.conn.execute
+        [next_at] = ask("select next_at from duly_schedule where name = ?", [one.name]).fetchone()
+        fires = [Fired(*row) for row in ask(FIRES, [one.name])]
+        if one.mode == "delay":  # a clock that is set back has it due before what it had fired
+            fires.sort(key=lambda fire: self.ledger.written.index((one.name, fire.due)))
+        ended = dict(ask("select id, finished_at from duly_done where schedule = ?", [one.name]).fetchall())
+        fired = {fire.job: fire.due for fire in fires if fire.job is not None}
+        wrong = [f"{one.name}: a run that no fire tells of: {job}" for job in ended if job not in fired]
+        wrong += [f"{one.name}: fired, and its job is gone: {job}" for job in fired if job not in ended]
+        for job in ended:
+            if self.ledger.ticks[job] - {(one.name, fired.get(job, 0))}:
+                wrong.append(f"{one.name}: {job} was run as {self.ledger.ticks[job]}")
+        last = Fired(next_at, None, 0, None)
+        found = unexplained([*fires, last], self.ledger.first[one.name], _following(one, ended))
+        return wrong + [f"{one.name}: {each}" for each in found]
+
     def _end(self) -> None:
         self.loop.turns = 0
         for process in self.processes.values():
@@ -615,6 +747,30 @@ class Simulation:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self.loop.close()
         asyncio.set_event_loop(None)
+
+
+TURNS = """
+select schedule, count(*) filter (where duly_job.reason is not :queued) as going
+  from duly_job join duly_schedule on duly_schedule.name = duly_job.schedule and overlap in ('skip', 'queue')
+ group by schedule having going <> 1
+"""
+
+
+def _following(one: Recurring, ended: Mapping[str, int]) -> Callable[[Fired], int | None]:
+    """Say which due time comes after a line of the record; None: that depends on when it was written."""
+    every_ms = round(one.every * 1000)
+    if one.mode == "rate":
+        return at_rate(every_ms)
+    after = {job: at + every_ms for job, at in ended.items()}
+    return lambda fire: after.get(fire.job or "")
+
+
+async def _insisted(ask: Callable[[], Awaitable[Any]]) -> Any:
+    while True:
+        try:
+            return await ask()
+        except DulyError:
+            await asyncio.sleep(0.2)
 
 
 async def _surely(gate: Gate, op: Op[Any]) -> Any:
@@ -640,7 +796,7 @@ def shortened(failing: Scenario) -> Scenario:
     before = None
     while failing != before:
         before = failing
-        for part in ("faults", "plans"):
+        for part in ("faults", "plans", "schedules"):
             for item in getattr(failing, part):
                 left = tuple(one for one in getattr(failing, part) if one is not item)
                 failing = _if_it_fails(replace(failing, **{part: left}), failing)
@@ -679,7 +835,7 @@ def _tell(seed: int, *, shorten: bool) -> bool:
         print(seed, *wrong[:5], sep="\n  ")
     if wrong and shorten:
         shorter = shortened(scenario(seed))
-        parts = [*shorter.plans, *shorter.faults, *Simulation(shorter).run()[:5]]
+        parts = [*shorter.plans, *shorter.schedules, *shorter.faults, *Simulation(shorter).run()[:5]]
         print(f"  shorter, with {shorter.workers} workers:", *parts, sep="\n    ", flush=True)
     return bool(wrong)
 

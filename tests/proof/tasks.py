@@ -31,12 +31,12 @@ def ledger() -> Ledger:
 
 
 @contextmanager
-def written_down(ctx: Ctx | SyncCtx) -> Iterator[None]:
+def written_down(ctx: Ctx | SyncCtx, **more: Any) -> Iterator[None]:
     """Write down that a handler began, and how it ended if it comes to that."""
     lease = current.get()
     assert lease is not None
     about = {"id": ctx.job_id, "token": lease.job.token}
-    ledger().note("begun", attempt=ctx.attempt, parent=os.getppid(), **about)
+    ledger().note("begun", attempt=ctx.attempt, parent=os.getppid(), **about, **more)
     try:
         yield
     except BaseException as error:
@@ -122,6 +122,13 @@ async def carry(ctx: Ctx, text: str) -> int:
     """Take no time, but room."""
     with written_down(ctx):
         return len(text)
+
+
+@app.task(max_attempts=20, backoff=backoff.fixed("100ms"), keep=0)
+async def tick(ctx: Ctx) -> None:
+    """Run by a schedule, and write down which due time it is for."""
+    with written_down(ctx, schedule=ctx.schedule, due_at=round(ctx.due_at.timestamp() * 1000)):
+        await asyncio.sleep(0)
 
 
 @app.task(max_attempts=10, backoff=backoff.fixed("50ms"))

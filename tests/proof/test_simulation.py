@@ -18,7 +18,7 @@ from duly.keys import Ids
 from duly.store.ops import Op, Rows
 from tests.proof.breaks import broken
 from tests.proof.planted import PLANTED
-from tests.proof.simulation import Plan, Scenario, Simulation, judge, scenario, shortened, template
+from tests.proof.simulation import Plan, Recurring, Scenario, Simulation, judge, scenario, shortened, template
 from tests.proof.world import Database, Gate, VirtualLoop, copied
 
 ROOT = Path(__file__).parents[2]
@@ -126,3 +126,19 @@ def test_enough_bugs_are_planted():
 
 def test_a_job_that_waits_just_as_long_as_it_may_is_given_back_and_nobody_spins():
     assert Simulation(scenario(61001960)).run() == []
+
+
+def test_a_job_that_has_failed_is_not_given_back_by_a_worker_that_stops_while_the_database_is_away():
+    assert Simulation(scenario(583)).run() == []
+
+
+@pytest.mark.parametrize("mode", ["rate", "delay"])
+def test_a_schedule_of_a_calm_world_is_fired_and_its_record_is_whole(mode: str):
+    one = Recurring("x", mode, every=0.4, takes=0.1, overlap="queue", catchup="all")
+    world = Simulation(Scenario(seed=0, workers=3, plans=(), faults=(), schedules=(one,)))
+    assert world.run() == []
+    assert len(world.ledger.ticks) >= 3
+
+
+def test_enough_worlds_have_schedules():
+    assert sum(bool(scenario(seed).schedules) for seed in range(200)) > 30

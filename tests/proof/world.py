@@ -26,6 +26,7 @@ from duly.app import Duly
 from duly.errors import AnswerLost, StoreUnavailable
 from duly.events import Events
 from duly.keys import Ids
+from duly.schedules import Schedules
 from duly.store import migrate, sqlite, statements
 from duly.store.driver import Driver
 from duly.store.ops import Op, Rows
@@ -33,7 +34,7 @@ from duly.tasks import Task
 
 BEGINNING_MS = 1_800_000_000_000
 # What idle workers ask again and again; the rest is met by trouble more often, because it comes so much less often.
-OFTEN = {"claim", "expirable", "expired_leases", "next_due", "park", "promote", "register", "wake"}
+OFTEN = {"claim", "expirable", "expired_leases", "next_due", "next_fire", "park", "promote", "register", "wake"}
 MOST_TURNS = 20_000  # at one moment: who takes more has nothing to wait for, and does not end
 
 
@@ -284,6 +285,7 @@ def copied(template: Duly, gate: Gate, ids: Ids) -> Duly:
     app = copy.copy(template)
     app.events = Events()
     app.tasks = {name: Task(app, task.definition) for name, task in template.tasks.items()}
+    app.schedules = Schedules(app)
     app._new_id = ids
     app.__dict__["driver"] = gate
     return app

@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from duly import __version__, settings
-from duly.errors import ConfigError, DulyError, JobNotFound, PayloadError
+from duly.errors import ConfigError, DulyError, JobNotFound, PayloadError, ScheduleNotFound
 
 COMMANDS = {
     "backup": "Copy a SQLite database while it is in use.",
@@ -32,7 +32,9 @@ COMMANDS = {
     "prune": "Remove what has had its time, now instead of bit by bit.",
     "queues": "List, pause and resume queues.",
     "restore": "Bring a backup back, held if you like.",
+    "schedules": "List, preview, pause, resume, trigger, backfill and delete schedules.",
     "stats": "Count jobs by queue and state, and dead ones by reason.",
+    "tick": "Do one bounded pass over the queue and end, for cron and timers.",
     "top": "Watch queues and workers live.",
     "why": "Say why a job is not running.",
     "worker": "Run the jobs of an app.",
@@ -157,7 +159,7 @@ def _exit_code(error: DulyError) -> int:
     match error:
         case ConfigError() | PayloadError():
             return 2
-        case JobNotFound():
+        case JobNotFound() | ScheduleNotFound():
             return 3
     return 1
 

@@ -16,9 +16,11 @@ from duly.cli import tell
 from duly.cli.database import check_tables, database_options, json_option, opened
 from duly.errors import ConfigError, SchemaMismatch, StoreError
 from duly.model import Pause, QueueFigure, WorkerRecord
+from duly.schedule import Mode, Timing, next_after
 from duly.settings import Settings
 from duly.store import ops
 from duly.store.driver import Finding
+from duly.store.schedules import GONE
 
 SLOW_MS = 60_000
 # A lease is taken when it was seen twice; what is still there this long after it ended was seen by nobody.
@@ -97,6 +99,7 @@ class _Workings:
         yield from self._look_at_pauses()
         yield from self._look_at_leases()
         yield from self._look_at_queues()
+        yield from self._look_at_schedules()
         yield from self._look_at_dead()
 
     def _look_at_workers(self) -> Iterator[Finding]:
@@ -192,6 +195,27 @@ class _Workings:
         if not slow and not held:
             yield Finding("queues", "ok", f"no due job waits longer than {durations.describe(SLOW_MS)}")
 
+    def _look_at_schedules(self) -> Iterator[Finding]:
+        found = self._app.schedules.list()
+        rules: dict[Timing, list[str]] = {}  # many schedules may have the same
+        for one in found:
+            timing = Timing(Mode(one.mode), one.spec, one.tz, one.interval_ms)
+            rules.setdefault(timing, []).append(one.name)
+        unreadable = [(names, problem) for timing, names in rules.items() if (problem := _problem(timing, self._now))]
+        for names, problem in unreadable:
+            text = f"{_some(names)} cannot be read on this machine: {problem}"
+            yield Finding("schedules", "warning", text, "mend it: workers here cannot fire it")
+        if gone := [one.name for one in found if one.paused_at is not None and one.paused_why == GONE]:
+            remedy = f"start a worker that has it, or delete it: duly schedules delete {shlex.quote(gone[0])}"
+            yield Finding("schedules", "warning", f"{_some(gone)} paused: {GONE}", remedy)
+        overdue = [
+            one.name for one in found if one.paused_at is None and (one.next_at or self._now) < self._now - SLOW_MS
+        ]
+        if overdue:
+            yield Finding("schedules", "warning", f"{_some(overdue)} overdue: nobody fires it", "start a worker")
+        if not unreadable and not gone and not overdue:
+            yield Finding("schedules", "ok", "all schedules can be read on this machine")
+
     def _look_at_dead(self) -> Iterator[Finding]:
         figures = self._app.driver.run(ops.dead_metrics())
         if not figures:
@@ -205,6 +229,15 @@ class _Workings:
             f"{letters}, the oldest {tell.age(oldest)} old",
             "look at them: duly dead list; then duly dead replay ID, or duly dead resolve ID",
         )
+
+
+def _problem(timing: Timing, now: int) -> str | None:
+    """Say why a schedule cannot be read here: a zone that is not known, or what only a newer version writes."""
+    try:
+        next_after(timing, now)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _some(names: list[str]) -> str:

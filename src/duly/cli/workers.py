@@ -63,4 +63,6 @@ def tell_workers(workers: Sequence[WorkerRecord], now: int) -> None:
 def sign(worker: WorkerRecord, now: int) -> str:
     """Say whether a worker is alive, and how old is what it told last: its counts too are as of that beat."""
     age = tell.age(now - worker.seen_at, units=1)
+    if worker.id.startswith("tick-") and worker.alive:
+        return f"ticked {age} ago"
     return f"alive, beat {age} ago" if worker.alive else f"silent for {age}"

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 def frozen(app: Duly, at: datetime | None = None) -> Iterator[Clock]:
     """Have the database's clock stand still for this app, at a moment or at the present one.
 
-    An hour's delay then passes with `clock.advance("1h")`. Your own code reads its own clock, and this one does not
-    change it; neither does it change `timeout=`, which is about real time.
+    Schedules in code count from that moment. An hour's delay then passes with `clock.advance("1h")`. Your own code
+    reads its own clock, and this one does not change it; neither does it change `timeout=`, which is about real time.
     """
     at_ms = app.driver.run(ops.clock()) if at is None else moment(at, "frozen: at=")
     clock = Clock(app, at_ms)
     with seam.standing(app, clock.gate):
+        if app.schedules.in_code:  # they count from here, not from the first drain
+            app.schedules.reconcile()
         yield clock
 
 

@@ -87,6 +87,11 @@ class Drainer(Worker):
         yield "overtime", Overtime(self).run()
         yield "suspects", self._suspects.run()
 
+    async def _reconcile(self) -> None:
+        """Define what the app has; what others have is nothing to a test."""
+        if self.app.schedules.in_code:
+            await super()._reconcile()
+
     async def _turns(self) -> None:
         await self._look_after()
         await super()._turns()
@@ -101,6 +106,7 @@ class Drainer(Worker):
         """Do the upkeep once, and what is seen to have ended a second time, without the wait between."""
         upkeep = Upkeep(self)
         await upkeep.round()
+        await upkeep.fire.to_the_end()
         wait = upkeep.rescue.pause(math.inf)
         if wait < math.inf:
             self._leap.over(wait)

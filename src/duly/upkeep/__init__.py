@@ -1,7 +1,8 @@
 """The upkeep of the queue. Every worker does it, any number at once: each step is guarded by what it read.
 
-Rescue takes jobs from workers that stopped beating, promote makes a backlog of due jobs ready, park sets aside what
-nobody knows, expire ends what did not start in time, prune removes what has had its time.
+Fire adds what schedules have due, rescue takes jobs from workers that stopped beating, promote makes a backlog of due
+jobs ready, park sets aside what nobody knows, expire ends what did not start in time, prune removes what has had its
+time.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import math
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
-from duly.store import ops
+from duly.store import ops, schedules
 from duly.store.ops import Op
+from duly.upkeep.fire import Fire
 from duly.upkeep.rescue import SHARE, Rescue
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Upkeep:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.rescue = Rescue(worker)
+        self.fire = Fire(worker)
         self._tidied_at = -math.inf
         self._park_at = -math.inf
         self._wake_at = 0.0
@@ -52,11 +55,12 @@ class Upkeep:
                 if not failing:
                     log.warning("upkeep.failed", extra={"error": str(error)})
                 failing = True
-            await asyncio.sleep(self.rescue.pause(LOOK_SECONDS))
+            await asyncio.sleep(self.fire.pause(self.rescue.pause(LOOK_SECONDS)))
 
     async def round(self) -> None:
         """Do what it is time for."""
         await self.rescue.look()
+        await self.fire.look()
         now = self._worker.clock()
         # Judged anew at each look: a worker that was idle a moment ago may stand before a backlog now.
         if now >= self._tidied_at + (TIDY_SECONDS if self._worker.busy else IDLE_TIDY_SECONDS):
@@ -97,7 +101,18 @@ class Upkeep:
         keep_ms = self._worker.app.settings.keep_ms
         for what in ops.PRUNABLE:
             await self._to_the_end(ops.prune(what, CHUNK, keep_ms=keep_ms), CHUNK)
+        await self.mend_schedules()
         self._tell_counts()
+
+    async def mend_schedules(self) -> None:
+        """Take up what is ours, pause what no code has any more, and let runs begin that wait for nobody."""
+        own = self._worker.app.schedules.in_code
+        if own and (names := await self._worker.driver.arun(schedules.readopt(own))):
+            self._worker.app.events.tell("schedules.readopted", schedules=names)
+        if names := await self._worker.driver.arun(schedules.abandon(own)):
+            self._worker.app.events.tell("schedules.abandoned", logging.WARNING, schedules=names)
+        if await self._worker.driver.arun(schedules.unqueue()):
+            self._worker.poke()
 
     async def _to_the_end(self, op: Op[int], full: int) -> None:
         """Do a chunk after the other until one is not full, with room for others in between."""

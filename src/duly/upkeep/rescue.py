@@ -63,6 +63,13 @@ class Rescue:
         if state is State.DEAD:  # who waits for deaths hears of all of them
             tell("job.dead", logging.ERROR, job_id=one.id, outcome=state.value, reason="its worker was lost")
 
+    def waiting(self) -> tuple[int, float]:
+        """Say how many ended leases are being watched, and in how many seconds the first of them may be taken."""
+        now = self._worker.clock()
+        return len(self._seen), max(
+            0.0, min((since + _patience(one) - now for one, since in self._seen.items()), default=0)
+        )
+
     def pause(self, longest: float) -> float:
         """Say how long to wait before the next look: exactly until something seen may be taken, if that is sooner."""
         now = self._worker.clock()

@@ -79,7 +79,7 @@ def _in_two_commits(self: SQLiteDriver, conn: Any, op: Op[Any]) -> Rows:
     rows: list[Any] = []
     for section in op.sections:
         rows += _run_on(self, conn, Op(op.name, (section,), op.params, op.read))
-        if section in ("finish", "rescue", "cancel"):
+        if section in ("finish", "rescue", "cancel", "fire_jobs"):
             conn.execute("commit")
             conn.execute("begin immediate")
     return rows

@@ -8,12 +8,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from duly.upkeep import rescue
 from tests.proof import breaks, tasks
 from tests.proof.clocks import Clock, followed
+from tests.proof.fires import FIRES, Fired, ask, at_rate, unexplained
 from tests.proof.fleet import Fleet, children_of, fleet, producer
 from tests.proof.ledger import records
 from tests.proof.table import Figure, Row, Setting
@@ -22,6 +23,7 @@ LEASE_SECONDS = 2.0
 STUCK_SECONDS = LEASE_SECONDS + 3 * LEASE_SECONDS / 3 + 2
 HOUR_MS, TEN_MINUTES_MS = 3_600_000, 600_000
 WORKERS = 3
+EVERY_MS = 500
 CLAMP = " or lease_until > :now + lease_ms + 2 * (lease_ms / 3)"
 
 
@@ -75,6 +77,7 @@ def run(setting: Setting) -> Figure:
         fleet(str(setting.folder / "jobs.db"), setting.folder, lease=f"{LEASE_SECONDS:g}s") as workers,
     ):
         machine = Machine(workers, own)
+        first = _schedule(workers)
         for _ in range(WORKERS):
             machine.start()
         with _producing(workers, chance):
@@ -82,9 +85,31 @@ def run(setting: Setting) -> Figure:
             for _ in range(setting.pick(1, 8)):
                 for trouble in chance.sample(TROUBLES, len(TROUBLES)):
                     trouble(machine, chance)
+        _stop(workers)
         acknowledged = workers.history().acknowledged
         workers.wait(lambda: acknowledged <= set(workers.history().done), STUCK_SECONDS + 2)
-    return _figure(workers)
+    return _figure(workers, first)
+
+
+def _schedule(workers: Fleet) -> int:
+    """Have a task run by a schedule; says when it is due first."""
+    with closing(producer(workers)) as app:
+        made = app.schedules.create("often", tasks.tick, EVERY_MS / 1000)
+    assert made.next_at is not None
+    return made.next_at
+
+
+def _stop(workers: Fleet) -> None:
+    """Fire no more, and write down what is on record as fired, as if its producer had."""
+    with closing(producer(workers)) as app:
+        app.schedules.pause("often", by="the row", why="enough")
+    for fire in _record(workers):
+        if fire.job is not None:
+            workers.ledger.note("acknowledged", id=fire.job)
+
+
+def _record(workers: Fleet) -> list[Fired]:
+    return [Fired(*row) for row in ask(workers.url, f"{FIRES} order by due_at", "often")]
 
 
 @contextmanager
@@ -145,14 +170,22 @@ def sleeps(machine: Machine, chance: random.Random) -> None:
 TROUBLES = (steps, flaps, differs, sleeps)
 
 
-def _figure(workers: Fleet) -> Figure:
+def _figure(workers: Fleet, first: int) -> Figure:
     findings = workers.judged()
     took = _took(workers.path)
     longest = max(took.values(), default=0.0)
     late = [job for job, seconds in took.items() if seconds > STUCK_SECONDS]
-    text = f"{findings}; the longest took {longest:.1f} s (may take {STUCK_SECONDS:g} s)"
+    fires = _record(workers)
+    gaps = list(unexplained(fires, first, at_rate(EVERY_MS)))
+    fired, due = sum(fire.job is not None for fire in fires), sum(fire.times for fire in fires)
+    text = (
+        f"{findings}; the longest took {longest:.1f} s (may take {STUCK_SECONDS:g} s); "
+        f"{due:,} due by a schedule, {fired} fired, the others on record, {len(gaps)} lost or doubled"
+        + (f"; {gaps[0]}" if gaps else "")
+    )
     numbers = {"acknowledged": findings.acknowledged, "longest_s": round(longest, 2), "late": len(late)}
-    return Figure(text, findings.valid and not late, numbers)
+    numbers |= {"due": due, "fired": fired, "gaps": len(gaps)}
+    return Figure(text, findings.valid and not late and not gaps and fired > 0, numbers)
 
 
 def _took(path: Path) -> dict[str, float]:
@@ -173,7 +206,8 @@ breaks.python("clock:seen_twice", rescue, "_patience", lambda one: 0.0)
 ROW = Row(
     "P11",
     "clocks that step by an hour, flap, differ by ten minutes and sleep",
-    f"identity clean, nothing robbed, nothing stuck longer than lease + 3 beats + 2 s = {STUCK_SECONDS:g} s",
+    f"identity clean, nothing robbed, no fire lost or doubled, nothing stuck longer than lease + 3 beats + 2 s = "
+    f"{STUCK_SECONDS:g} s",
     run,
     controls=("clock:clamp",),
     in_full=("clock:seen_twice",),

@@ -8,11 +8,26 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from duly.model import Change, Claimed, Enqueued, Failure, NewJob, Sighting, State, Terms, Verdict
-from duly.store import ops
+from duly.model import (
+    QUEUED,
+    Catchup,
+    Change,
+    Claimed,
+    Enqueued,
+    Failure,
+    NewJob,
+    Overlap,
+    Sighting,
+    State,
+    Terms,
+    Verdict,
+)
+from duly.store import ops, schedules
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.postgres import bring_up_to_date
-from tests.contract.stores import NOW, PostgresStore, new_id
+from duly.store.schedules import Due
+from duly.upkeep.fire import plan as planned
+from tests.contract.stores import NOW, PostgresStore, definition, new_id
 from tests.proof import breaks
 from tests.proof.interleaving import CALM, PLANS, Board, Orders, Outcome, Script, Sessions
 from tests.proof.table import Figure, Row, Setting
@@ -59,7 +74,7 @@ async def _run(setting: Setting, url: str) -> Figure:
         for name, turn in _turns(setting):
             board.clear()
             scripts, judge = RACES[name](store)
-            if setting.broken and not _runs(scripts, CONTROLS[setting.broken][0]):
+            if setting.broken and not all(_runs(scripts, section) for section in _concerned(setting.broken)):
                 continue  # nothing is broken for it
             board.save()
             numbers[name], found = await _race(setting, name, turn, (scripts, judge), sessions, board)
@@ -77,6 +92,11 @@ async def _run(setting: Setting, url: str) -> Figure:
 def _turns(setting: Setting) -> Iterator[tuple[str, int]]:
     """List the races: once, or with a defence taken away again and again, with other orders each time."""
     return ((name, turn) for turn in range(TURNS_BROKEN if setting.broken else 1) for name in RACES)
+
+
+def _concerned(control: str) -> tuple[str, str]:
+    section = CONTROLS[control][0]
+    return section, BESIDE.get(control, section)
 
 
 def _runs(scripts: Sequence[Script], section: str) -> bool:
@@ -851,6 +871,210 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
     return [[_finish(job, SUCCESS)] for job in jobs], judge
 
 
+# Schedules
+
+
+def _schedule(store: PostgresStore, *names: str, **more: Any) -> list[Due]:
+    """Define schedules that are due, each in a commit of its own, and give what schedulers read of them."""
+    for name in names:
+        store.schedule(name, **more)
+    dues: list[Due] = store.run(schedules.due(limit=10, now=NOW))
+    return sorted(dues, key=lambda due: names.index(due.name))
+
+
+def _fire(*dues: Due) -> tuple[Op[list[str]], dict[str, str]]:
+    """Decide what comes of schedules, as one scheduler does; gives the ids of the runs by name, too."""
+    firings = [planned(due, new_id=new_id, chance=lambda: 0.0) for due in dues]
+    return schedules.fire(firings, now=NOW), {firing.name: firing.runs[0].id for firing in firings}
+
+
+def _fired_once(outcome: Outcome, runs: Sequence[dict[str, str]], names: str) -> Iterator[str]:
+    """See that of any number of schedulers one has fired, and that what it wrote belongs together."""
+    for name in names:
+        told = [made[name] for number, made in enumerate(runs) if name in outcome.answer(number)]
+        jobs = [row["id"] for row in outcome.rows("job", schedule=name)]
+        recorded = [row["job_id"] for row in outcome.rows("fire", schedule=name, due_at=NOW)]
+        [row] = outcome.rows("schedule", name=name)
+        if not (len(told) == 1 and told == jobs == recorded):
+            yield f"{name}: {len(told)} were told that they fired, {len(jobs)} runs, {len(recorded)} on record"
+        if (row["next_at"], row["revision"]) != (NOW + 600_000, 2):
+            yield f"{name} is due next at {row['next_at']}, revision {row['revision']}"
+
+
+def _schedulers(*chunks: str) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        dues = {due.name: due for due in _schedule(store, *"cba")}
+        made = [_fire(*(dues[name] for name in chunk)) for chunk in chunks]
+        runs = [{name: run[name] for name in run} for _, run in made]
+        names = "".join(sorted(set("".join(chunks))))
+        return [[op] for op, _ in made], lambda outcome: _fired_once(outcome, runs, names)
+
+    return prepare
+
+
+race("two schedulers fire the same")(_schedulers("a", "a"))
+race("two schedulers fire in different orders")(_schedulers("ab", "ba"))
+race("three schedulers fire")(_schedulers("abc", "ca", "b"))
+
+
+@race("fire against its repetition")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    op, run = _fire(*_schedule(store, "a"))
+    assert op.again is not None
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        if outcome.answer(1) != ["a"]:
+            yield "the repetition of a fire does not know that it was fired"
+        outcome.answers = outcome.answers[1:]
+        yield from _fired_once(outcome, [run], "a")
+
+    return [[op], [op.again]], judge
+
+
+def _schedulers_who_look(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    """Have two schedulers read for themselves what is due."""
+    _schedule(store, "a", "b")
+
+    def fire(answers: list[Any]) -> Op[Any] | None:
+        return _fire(*answers[0])[0] if answers[0] else None
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        told = [names for answers in outcome.answers for names in answers[1:]]
+        for name in "ab":
+            jobs = {row["id"] for row in outcome.rows("job", schedule=name)}
+            fired = {row["job_id"] for row in outcome.rows("fire", schedule=name)}
+            if len(jobs) != 1 or jobs != fired or sum(name in names for names in told) != 1:
+                yield f"{name} was fired {len(jobs)} times, {len(fired)} on record, told {told}"
+
+    look = schedules.due(limit=10, now=NOW)
+    return [[look, fire], [look, fire]], judge
+
+
+race("two schedulers look and fire")(_schedulers_who_look)
+
+
+def _followed(store: PostgresStore) -> tuple[Claimed, Op[list[str]], str]:
+    """Have a run under way, and decide that another one is queued behind it."""
+    store.schedule("a", overlap=Overlap.QUEUE)
+    store.fire("a", next_at=NOW)
+    [job] = store.claim()
+    store.query("update duly_fire set due_at = due_at - 600000")  # that one was due before
+    [due] = store.run(schedules.due(limit=10, now=NOW))
+    op, run = _fire(due)
+    return job, op, run["a"]
+
+
+def _fire_against_end(end: Callable[[Claimed], Op[Any]]) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        job, op, follower = _followed(store)
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            fired = "a" in outcome.answer(0)
+            if outcome.live(job.id) is not None:
+                yield f"the run before is {outcome.state(job.id)}"
+            if outcome.state(follower) != ("ready" if fired else None):
+                yield f"fired: {fired}, and the run that was queued is {outcome.state(follower)}"
+            if outcome.before(1, 0) and fired:
+                yield "a run was queued behind one that had ended"
+
+        return [[op], [end(job)]], judge
+
+    return prepare
+
+
+race("fire against the end of the run before, success")(_fire_against_end(lambda job: _finish(job, SUCCESS)))
+race("fire against the end of the run before, dead")(_fire_against_end(lambda job: _finish(job, DEAD)))
+race("fire against rescue of the run before")(_fire_against_end(_rescue))
+
+
+@race("fire and fire again against the end of the run before")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    job, op, _ = _followed(store)
+
+    def again(answers: list[Any]) -> Op[Any] | None:
+        return None if answers[0] else schedules.due(limit=10, now=NOW)
+
+    def fire(answers: list[Any]) -> Op[Any] | None:
+        return None if answers[0] else _fire(*answers[1])[0]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        runs = [row["state"] for row in outcome.rows("job", schedule="a")]
+        if runs != ["ready"]:
+            yield f"the run after one that has ended is {runs}"
+
+    return [[op, again, fire], [_finish(job, SUCCESS)]], judge
+
+
+def _last_two_before(*more: Op[Any]) -> Prepare:
+    """Have the two runs end that a third one is queued behind."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        store.schedule("a", overlap=Overlap.QUEUE)
+        for _ in range(2):
+            store.now += 1
+            store.fire("a", next_at=LATE)
+        jobs = store.claim(2)
+        store.now += 1
+        follower = store.fire("a", next_at=LATE, reason=QUEUED)
+        store.now = NOW
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            if outcome.state(follower) != "ready":
+                yield f"both runs before have ended, and the one that was queued is {outcome.state(follower)}"
+
+        return [*([_finish(job, SUCCESS)] for job in jobs), *([op] for op in more)], judge
+
+    return prepare
+
+
+race("the two runs before one that is queued end")(_last_two_before())
+race("the two runs before one that is queued end, 3 sessions")(_last_two_before(schedules.unqueue(now=LATE)))
+
+
+def _fire_against(change: Op[Any], *, told: Callable[[Any], bool] = bool) -> Prepare:
+    """Have somebody write a schedule that is being fired: who is second has read what is no longer so."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        op, run = _fire(*_schedule(store, "b", "a"))
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            fired = "a" in outcome.answer(0)
+            jobs = [row["id"] for row in outcome.rows("job", schedule="a")]
+            recorded = [row["job_id"] for row in outcome.rows("fire", schedule="a")]
+            if not jobs == recorded == ([run["a"]] if fired else []):
+                yield f"fired: {fired}, {len(jobs)} runs, {len(recorded)} on record"
+            if fired and outcome.before(1, 0) and told(outcome.answer(1)):
+                yield "a schedule was fired as it was read, and it was changed since"
+            for row in outcome.rows("schedule", name="a"):
+                if (row["next_at"] == NOW + 600_000) != fired:
+                    yield f"fired: {fired}, and it is due next at {row['next_at']}"
+
+        return [[op], [change]], judge
+
+    return prepare
+
+
+race("fire against pause of the schedule")(_fire_against(schedules.pause("a", by="p", why="so", now=NOW)))
+race("fire against delete of the schedule")(_fire_against(schedules.delete("a", by="p", why="so", now=NOW)))
+race("fire against hold")(_fire_against(_hold(), told=lambda answer: bool(answer.schedules)))
+race("fire against a changed schedule")(
+    _fire_against(schedules.define([definition("a", catchup=Catchup.ALL, revision=2)], now=NOW))
+)
+
+
+@race("the same schedule defined twice")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    chunks = (("a", "b"), ("b", "a"))
+    scripts = [[schedules.define([definition(name) for name in chunk], now=NOW)] for chunk in chunks]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        told = sorted(name for number in (0, 1) for name in outcome.answer(number))
+        if told != ["a", "b"] or {row["revision"] for row in outcome.rows("schedule")} != {1}:
+            yield f"two define the same, and were told to have written {told}"
+
+    return scripts, judge
+
+
 LOCKED = "order by id\n       for update"
 SEEN = (
     "\n     cross join clock\n     where duly_job.id = any (array(select id from seen)) and duly_job.state = 'running'"
@@ -868,7 +1092,11 @@ CONTROLS = {
     "second_look": ("undo_finished", "where id = any (array(\n", "where false and id = any (array(\n"),
     "replay_lock": ("replay", "order by duly_done.id\n       for update of duly_done", "order by duly_done.id"),
     "hold_lock": ("hold", LOCKED, "order by id"),
+    "fire_lock": ("fire_lock", "order by name\n       for update", "order by name"),
+    "end_revision": ("ended_schedule", "overlap <> 'allow' then 1", "overlap <> 'allow' then 0"),
 }  # fmt: skip
+# Every ending runs this section: those are looked at that race with another one.
+BESIDE = {"end_revision": "fire_jobs"}
 for _name, _change in CONTROLS.items():
     breaks.sql(_name, _change, dialects=("postgres",))
 

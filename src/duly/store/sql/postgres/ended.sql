@@ -98,6 +98,10 @@ update duly.duly_batch
           and finished_at is not null));
 
 -- name: ended_schedule
+-- Counts dead runs in a row, pauses after too many, counts on from this end where it is awaited, and lets the next run
+-- begin that was queued behind this one. Who fires a schedule whose runs do not matter to it is not disturbed. Differs from SQLite: the schedules are locked first, in the order of their
+-- names; what follows then sees the runs that a scheduler has queued meanwhile. One that somebody else has locked is
+-- about to end, and then its end lets the next one begin; should it not, `unqueue` does.
 with marked as materialized (
     select schedule, state, finished_at
       from duly.duly_job
@@ -105,7 +109,8 @@ with marked as materialized (
        and finished_at is not null
 ),
 ended as materialized (
-    select schedule, count(*) as n, count(*) filter (where state = 'dead') as n_dead, max(finished_at) as ended_at
+    select schedule, count(*) filter (where state in ('succeeded', 'partial')) as n_good,
+           count(*) filter (where state = 'dead') as n_dead, max(finished_at) as ended_at
       from marked
      where schedule is not null
      group by schedule
@@ -114,10 +119,55 @@ locked as materialized (
     select name from duly.duly_schedule where name = any (array(select schedule from ended)) order by name for update
 )
 update duly.duly_schedule
-   set dead_runs = case when n_dead = n then dead_runs + n else 0 end,
-       next_at = case when mode = 'delay' then ended_at + interval_ms else next_at end
+   set dead_runs = case when n_good > 0 then 0 else dead_runs + n_dead end,
+       next_at = case when mode = 'delay' and not exists (
+                           select 1 from duly.duly_job where schedule = name and duly_job.finished_at is null)
+                      then coalesce(next_at, ended_at + interval_ms) else next_at end,
+       revision = revision + case when mode = 'delay' or overlap <> 'allow' then 1 else 0 end
   from ended
  where name = any (array(select name from locked)) and name = ended.schedule;
+with clock as materialized (select :now as now),
+marked as materialized (
+    select schedule
+      from duly.duly_job
+     where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+       and finished_at is not null and schedule is not null
+),
+stopped as (
+    update duly.duly_schedule
+       set paused_at = (select now from clock), paused_by = 'duly', paused_why = dead_runs || ' dead runs in a row',
+           revision = revision + 1
+     where paused_at is null and dead_runs >= pause_after and name = any (array(select schedule from marked))
+    returning name, paused_why
+)
+insert into duly.duly_event (at, name, subject, by, why)
+select now, 'schedule.paused', stopped.name, 'duly', paused_why
+  from stopped, clock;
+with marked as materialized (
+    select schedule
+      from duly.duly_job
+     where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+       and finished_at is not null and schedule is not null
+),
+followers as materialized (
+    select (select follower.id
+              from duly.duly_job as follower
+             where follower.schedule = ended.schedule and follower.state = 'waiting'
+               and follower.reason = 'queued: an earlier run of its schedule has not ended'
+             order by follower.created_at, follower.id
+             limit 1
+               for update skip locked) as id
+      from (select distinct schedule from marked) as ended
+     where not exists (
+           select 1
+             from duly.duly_job as other
+            where other.schedule = ended.schedule and other.finished_at is null
+              and (other.state <> 'waiting'
+                   or other.reason is distinct from 'queued: an earlier run of its schedule has not ended'))
+)
+update duly.duly_job
+   set state = 'ready', due_at = :now, reason = null
+ where id = any (array(select id from followers)) and state = 'waiting';
 
 -- name: ended_event
 insert into duly.duly_event (at, name, job_id, subject, by, why)

@@ -67,7 +67,7 @@ closed as (
 ),
 unscheduled as (
     update duly.duly_schedule
-       set paused_at = (select now from clock), paused_by = :by::text, paused_why = :why::text
+       set paused_at = (select now from clock), paused_by = :by::text, paused_why = :why::text, revision = revision + 1
      where paused_at is null
     returning name
 ),
@@ -91,11 +91,12 @@ select data
  limit 1;
 
 -- name: register
-insert into duly.duly_worker (id, host, pid, queues, tasks, beat_ms, started_at, seen_at, slots, succeeded, failed)
-values (:id::text, :host, :pid::int, :queues, :tasks, :beat_ms::bigint, :now, :now, :slots::int, :succeeded::bigint,
-        :failed::bigint)
+insert into duly.duly_worker (
+    id, host, pid, queues, tasks, schedules, beat_ms, started_at, seen_at, slots, succeeded, failed)
+values (:id::text, :host, :pid::int, :queues, :tasks, :schedules, :beat_ms::bigint, :now, :now, :slots::int,
+        :succeeded::bigint, :failed::bigint)
     on conflict (id) do update
-   set queues = excluded.queues, tasks = excluded.tasks, beat_ms = excluded.beat_ms, seen_at = excluded.seen_at,
+   set queues = excluded.queues, tasks = excluded.tasks, schedules = excluded.schedules, beat_ms = excluded.beat_ms, seen_at = excluded.seen_at,
        slots = excluded.slots, succeeded = excluded.succeeded, failed = excluded.failed;
 
 -- name: notify

@@ -78,15 +78,53 @@ update duly_batch
         where finished_at is not null and batch_id is not null);
 
 -- name: ended_schedule
+-- Counts dead runs in a row, pauses after too many, counts on from this end where it is awaited, and lets the next run
+-- begin that was queued behind this one. Who fires a schedule whose runs do not matter to it is not disturbed.
 update duly_schedule
-   set dead_runs = case when n_dead = n then dead_runs + n else 0 end,
-       next_at = case when mode = 'delay' then ended_at + interval_ms else next_at end
-  from (select schedule, count(*) as n, sum(state = 'dead') as n_dead, max(finished_at) as ended_at
+   set dead_runs = case when n_good > 0 then 0 else dead_runs + n_dead end,
+       next_at = case when mode = 'delay' and not exists (
+                           select 1 from duly_job where schedule = name and duly_job.finished_at is null)
+                      then coalesce(next_at, ended_at + interval_ms) else next_at end,
+       revision = revision + (mode = 'delay' or overlap <> 'allow')
+  from (select schedule, sum(state in ('succeeded', 'partial')) as n_good, sum(state = 'dead') as n_dead,
+               max(finished_at) as ended_at
           from json_each(:ids)
          cross join duly_job on duly_job.id = value
          where finished_at is not null and schedule is not null
          group by schedule) as ended
  where name = ended.schedule;
+insert into duly_event (at, name, subject, by, why)
+select :now, 'schedule.paused', name, 'duly', dead_runs || ' dead runs in a row'
+  from duly_schedule
+ where paused_at is null and dead_runs >= pause_after
+   and name in (
+       select schedule from json_each(:ids) cross join duly_job on duly_job.id = value
+        where finished_at is not null and schedule is not null);
+update duly_schedule
+   set paused_at = :now, paused_by = 'duly', paused_why = dead_runs || ' dead runs in a row', revision = revision + 1
+ where paused_at is null and dead_runs >= pause_after
+   and name in (
+       select schedule from json_each(:ids) cross join duly_job on duly_job.id = value
+        where finished_at is not null and schedule is not null);
+update duly_job
+   set state = 'ready', due_at = :now, reason = null
+ where id in (
+       select (select follower.id
+                 from duly_job as follower
+                where follower.schedule = ended.schedule and follower.state = 'waiting'
+                  and follower.reason = 'queued: an earlier run of its schedule has not ended'
+                order by follower.created_at, follower.id
+                limit 1)
+         from (select distinct schedule
+                 from json_each(:ids)
+                cross join duly_job on duly_job.id = value
+                where finished_at is not null and schedule is not null) as ended
+        where not exists (
+              select 1
+                from duly_job as other
+               where other.schedule = ended.schedule and other.finished_at is null
+                 and (other.state <> 'waiting'
+                      or other.reason is not 'queued: an earlier run of its schedule has not ended')));
 
 -- name: ended_event
 insert into duly_event (at, name, job_id, subject, by, why)

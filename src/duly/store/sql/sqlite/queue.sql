@@ -63,7 +63,7 @@ update duly_job
        token = null, lease_until = null, last_token = -token
  where token is not null;
 update duly_schedule
-   set paused_at = :now, paused_by = :by, paused_why = :why
+   set paused_at = :now, paused_by = :by, paused_why = :why, revision = revision + 1
  where paused_at is null;
 
 -- name: held
@@ -75,10 +75,11 @@ select data
  limit 1;
 
 -- name: register
-insert into duly_worker (id, host, pid, queues, tasks, beat_ms, started_at, seen_at, slots, succeeded, failed)
-values (:id, :host, :pid, :queues, :tasks, :beat_ms, :now, :now, :slots, :succeeded, :failed)
+insert into duly_worker (
+    id, host, pid, queues, tasks, schedules, beat_ms, started_at, seen_at, slots, succeeded, failed)
+values (:id, :host, :pid, :queues, :tasks, :schedules, :beat_ms, :now, :now, :slots, :succeeded, :failed)
     on conflict (id) do update
-   set queues = excluded.queues, tasks = excluded.tasks, beat_ms = excluded.beat_ms, seen_at = excluded.seen_at,
+   set queues = excluded.queues, tasks = excluded.tasks, schedules = excluded.schedules, beat_ms = excluded.beat_ms, seen_at = excluded.seen_at,
        slots = excluded.slots, succeeded = excluded.succeeded, failed = excluded.failed;
 
 -- name: notify

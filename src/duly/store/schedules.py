@@ -1,0 +1,368 @@
+"""What duly asks of a database about schedules, one function per question, as `ops` does about jobs.
+
+Everything that fires writes through `fire`: what a scheduler fires, what a person triggers or has filled in, what was
+missed while a schedule was paused. It names the revision of the schedule that the decision was taken on, and nothing
+is written where that is another one by now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from duly import envelope as envelopes
+from duly import failure
+from duly.model import Catchup, Envelope, FireRecord, Overlap, ScheduleRecord
+from duly.schedule import Mode, Timing
+from duly.store.ops import Op, Row, Rows
+
+_json = msgspec.json.Encoder().encode
+
+# Why a schedule is paused that stood in code and stands there no more.
+GONE = "no worker has it in its code any more"
+FAR = 2**53 - 1
+MOST = 2**31 - 1
+BY = "duly"
+
+
+class Skip(Struct, frozen=True):
+    """Due times in a row that were not fired: how many, the first, the last, and why."""
+
+    due_at: int
+    until_at: int
+    count: int
+    reason: str
+
+
+class Due(Struct, frozen=True):
+    """A schedule as its firing is decided on."""
+
+    name: str
+    timing: Timing
+    catchup: Catchup
+    grace_ms: int | None
+    overlap: Overlap
+    jitter_ms: int
+    envelope: Envelope
+    revision: int
+    next_at: int | None
+    live: bool  # a run has not ended; never asked where that does not matter
+    skipped: Skip | None  # what the record of its fires ends in, if that is a run of misses
+    fired: frozenset[int]  # what a person has fired of what is due
+    paused: bool
+    created_at: int
+    now: int
+
+
+class Run(Struct, frozen=True):
+    """One job to be fired: `due_at` by the rule, `run_at` with jitter; with a reason it waits."""
+
+    id: str
+    due_at: int
+    run_at: int
+    envelope: Envelope
+    reason: str | None = None
+    because: str | None = None  # of what is recorded, where it was not the clock
+
+
+class Told(Struct, frozen=True):
+    """An event to be recorded with a firing."""
+
+    event: str
+    by: str | None = None
+    why: str | None = None
+    data: str | None = None
+
+
+class Firing(Struct, frozen=True):
+    """What is to be written of one schedule, as it was read."""
+
+    name: str
+    revision: int
+    next_at: int | None
+    last_at: int | None = None
+    runs: tuple[Run, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    forget: tuple[int, ...] = ()  # runs of misses that are written anew, by their first due time
+    told: tuple[Told, ...] = ()
+    resume: bool = False
+
+
+class Definition(Struct, frozen=True):
+    """A schedule to be written; `revision` is the one after that which was read, 1 for a new one."""
+
+    name: str
+    task: str
+    timing: Timing
+    catchup: Catchup
+    grace_ms: int | None
+    overlap: Overlap
+    jitter_ms: int
+    pause_after: int | None
+    terms: str
+    payload: str
+    envelope: str | None
+    in_code: bool
+    revision: int = 1
+    next_at: int | None = None
+
+
+# Fire
+
+
+def next_fire(*, now: int | None = None) -> Op[tuple[int | None, int]]:
+    """Say when the next schedule is due, and what time it is."""
+    return Op("next_fire", ("next_fire",), {"now": now}, lambda rows: (rows[0][0], rows[0][1]), writes=False)
+
+
+def due(*, limit: int, beside: Iterable[str] = (), now: int | None = None) -> Op[list[Due]]:
+    """Read the schedules that are due, longest first, but for those that are named in `beside`."""
+    return _due(None, limit, beside, now)
+
+
+def one(name: str, *, now: int | None = None) -> Op[list[Due]]:
+    """Read one schedule, due or not. It is one or none."""
+    return _due(name, 1, (), now)
+
+
+def _due(name: str | None, limit: int, beside: Iterable[str], now: int | None) -> Op[list[Due]]:
+    params = {"name": name and failure.escape_text(name), "limit": limit, "beside": _text(sorted(beside)), "now": now}
+    return Op("due_schedules", ("due_schedules",), params, lambda rows: [_read_due(row) for row in rows], writes=False)
+
+
+def _read_due(row: Row) -> Due:
+    (
+        name, mode, spec, tz, interval_ms, anchor_at, catchup, grace_ms, overlap, jitter_ms, envelope, revision,
+        next_at, live, missed, fired, paused, created_at, now,
+    ) = row  # fmt: skip
+    return Due(
+        name=name,
+        timing=Timing(mode=Mode(mode), spec=spec, tz=tz, interval_ms=interval_ms, anchor_at=anchor_at),
+        catchup=Catchup(catchup),
+        grace_ms=grace_ms,
+        overlap=Overlap(overlap),
+        jitter_ms=jitter_ms,
+        envelope=envelopes.unpack(envelope),
+        revision=revision,
+        next_at=next_at,
+        live=bool(live),
+        skipped=None if missed is None else _skip(*msgspec.json.decode(missed)),
+        fired=frozenset(msgspec.json.decode(fired or "[]")),
+        paused=bool(paused),
+        created_at=created_at,
+        now=now,
+    )
+
+
+def _skip(due_at: int, until_at: int | None, count: int, reason: str | None) -> Skip:
+    return Skip(due_at, due_at if until_at is None else until_at, count, reason or "")
+
+
+def live_runs(names: Iterable[str]) -> Op[list[str]]:
+    """Name the runs of schedules that have not ended and that nobody has asked to stop."""
+    params = {"names": _text(sorted(names))}
+    return Op("live_runs", ("live_runs",), params, lambda rows: [row[0] for row in rows], writes=False)
+
+
+def fire(firings: Sequence[Firing], *, now: int | None = None) -> Op[list[str]]:
+    """Write what comes of schedules; answers the names of those that were still as they were read."""
+    params = {
+        "fires": _text([_of(one, next_at=one.next_at, last_at=one.last_at, resume=one.resume) for one in firings]),
+        "jobs": _text([_of(one, **_job(run)) for one in firings for run in one.runs]),
+        "forget": _text([_of(one, due_at=due_at) for one in firings for due_at in one.forget]),
+        "rows": _text([_of(one, **row) for one in firings for row in _rows(one)]),
+        "events": _text([_of(one, **msgspec.structs.asdict(told)) for one in firings for told in one.told]),
+        "now": now,
+    }
+    sections = ("fire_lock", "fire_jobs", "fire_forget", "fire_rows", "fire_events", "fire_advance")
+    again = Op("fire", (*sections, "fired"), params, _names, wakes=True)
+    return replace(again, sections=sections, again=again)
+
+
+def _of(firing: Firing, **fields: Any) -> dict[str, Any]:
+    return {"name": firing.name, "revision": firing.revision, **fields}
+
+
+def _job(run: Run) -> dict[str, Any]:
+    envelope = envelopes.pack(run.envelope)
+    return {"id": run.id, "due_at": run.due_at, "run_at": run.run_at, "envelope": envelope, "reason": run.reason}
+
+
+def _rows(firing: Firing) -> list[dict[str, Any]]:
+    fired = [
+        {
+            "due_at": run.due_at,
+            "until_at": None,
+            "count": 1,
+            "outcome": "fired",
+            "job_id": run.id,
+            "reason": run.because,
+        }
+        for run in firing.runs
+    ]
+    skipped = [
+        {
+            "due_at": skip.due_at,
+            "until_at": skip.until_at,
+            "count": min(skip.count, MOST),
+            "outcome": "skipped",
+            "job_id": None,
+            "reason": skip.reason,
+        }
+        for skip in firing.skips
+    ]
+    return fired + skipped
+
+
+def unqueue(*, now: int | None = None) -> Op[list[str]]:
+    """Let runs begin whose predecessors have all ended, should nobody have done so."""
+    return Op("unqueue", ("uncompiled", "unqueue_lock", "unqueue"), {"now": now}, _names, wakes=True)
+
+
+# Define
+
+
+def define(definitions: Sequence[Definition], *, now: int | None = None) -> Op[list[str]]:
+    """Write schedules, each only where there is none or the one that was read; answers which were written."""
+    params = {"schedules": _text([_defined(one) for one in definitions]), "now": now}
+    again = Op("define", ("define_schedules", "defined"), params, _names, wakes=True)
+    return replace(again, sections=("define_schedules",), again=again)
+
+
+def _defined(one: Definition) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(one)
+    return {**fields, **msgspec.structs.asdict(fields.pop("timing"))}
+
+
+def readopt(names: Iterable[str]) -> Op[list[str]]:
+    """Let schedules go on that were paused because no code had them; answers which."""
+    return Op("readopt", ("readopt_schedules",), {"names": _text(sorted(names)), "gone": GONE}, _names)
+
+
+def abandon(own: Iterable[str], *, now: int | None = None) -> Op[list[str]]:
+    """Pause the schedules that stood in code, and that neither we nor any living worker has there; answers which."""
+    params = {"own": _text(sorted(own)), "gone": GONE, "by": BY, "now": now}
+    again = Op("abandon", ("abandon_schedules", "abandoned"), params, _names)
+    return replace(again, sections=("abandon_schedules",), again=again)
+
+
+def pause(name: str, *, by: str, why: str, now: int | None = None) -> Op[list[str]]:
+    """Stop firing a schedule until it is resumed; answers its name, if there is one."""
+    params = {**_said(name=name, by=by, why=why), "now": now}
+    return Op("pause_schedule", ("pause_schedule",), params, _names)
+
+
+def delete(name: str, *, by: str, why: str, now: int | None = None) -> Op[list[str]]:
+    """Delete a schedule; what it fired stays. Answers its name, if there was one."""
+    params = {**_said(name=name, by=by, why=why), "now": now}
+    again = Op("delete_schedule", ("delete_schedule", "deleted_schedule"), params, _names)
+    return replace(again, sections=("delete_schedule",), again=again)
+
+
+# Read
+
+
+class Listed(Struct, frozen=True):
+    """A schedule as it is stored, and what time it is."""
+
+    record: ScheduleRecord
+    definition: Definition
+    now: int
+
+
+def listing(
+    *, names: Iterable[str] | None = None, after: str = "", limit: int = 1000, now: int | None = None
+) -> Op[list[Listed]]:
+    """List schedules by name, all or those that are named; for the next page give the last name as `after`."""
+    wanted = None if names is None else _text(sorted(failure.escape_text(name) for name in names))
+    params = {"names": wanted, "after": after, "limit": limit, "now": now}
+    return Op("schedules", ("schedules",), params, lambda rows: [_listed(row) for row in rows], writes=False)
+
+
+def _listed(row: Row) -> Listed:
+    (
+        name, task, mode, spec, tz, interval_ms, anchor_at, catchup, grace_ms, overlap, jitter_ms, pause_after, terms,
+        payload, envelope, in_code, revision, created_at, changed_at, next_at, last_at, dead_runs, paused_at, paused_by,
+        paused_why, now,
+    ) = row  # fmt: skip
+    definition = Definition(
+        name=name,
+        task=task,
+        timing=Timing(mode=Mode(mode), spec=spec, tz=tz, interval_ms=interval_ms, anchor_at=anchor_at),
+        catchup=Catchup(catchup),
+        grace_ms=grace_ms,
+        overlap=Overlap(overlap),
+        jitter_ms=jitter_ms,
+        pause_after=pause_after,
+        terms=terms,
+        payload=payload,
+        envelope=envelope,
+        in_code=bool(in_code),
+        revision=revision,
+        next_at=next_at,
+    )
+    carried = envelopes.unpack(envelope)
+    record = ScheduleRecord(
+        name=name,
+        task=task,
+        mode=mode,
+        spec=spec,
+        tz=tz,
+        interval_ms=interval_ms,
+        anchor_at=anchor_at,
+        catchup=definition.catchup,
+        grace_ms=grace_ms,
+        overlap=definition.overlap,
+        jitter_ms=jitter_ms,
+        pause_after=pause_after,
+        terms=msgspec.json.decode(terms),
+        payload=msgspec.json.decode(payload),
+        schema_version=carried.schema_version,
+        subject=carried.subject,
+        in_code=bool(in_code),
+        revision=revision,
+        created_at=created_at,
+        changed_at=changed_at,
+        next_at=next_at,
+        last_at=last_at,
+        dead_runs=dead_runs,
+        paused_at=paused_at,
+        paused_by=paused_by,
+        paused_why=paused_why,
+    )
+    return Listed(record, definition, now)
+
+
+def fires(name: str, *, before: int = FAR, limit: int = 100) -> Op[list[FireRecord]]:
+    """Read what came of a schedule, newest first; for the next page give the last due time as `before`."""
+    params = {"name": failure.escape_text(name), "before": before, "limit": limit}
+    return Op("fires", ("fires",), params, lambda rows: [FireRecord(*row) for row in rows], writes=False)
+
+
+def skipped_between(name: str, since: int, until: int) -> Op[list[Skip]]:
+    """Read the runs of misses that reach into a window."""
+    params = {"name": failure.escape_text(name), "since": since, "until": until}
+    return Op("skipped", ("skipped_between",), params, lambda rows: [_skip(*row) for row in rows], writes=False)
+
+
+def fired_between(name: str, since: int, until: int) -> Op[list[int]]:
+    """Read which due times of a window were fired."""
+    params = {"name": failure.escape_text(name), "since": since, "until": until}
+    return Op("fired", ("fired_between",), params, lambda rows: [row[0] for row in rows], writes=False)
+
+
+def _said(**texts: str) -> dict[str, str]:
+    """Write out what no database takes."""
+    return {name: failure.escape_text(text) for name, text in texts.items()}
+
+
+def _names(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(row[0] for row in rows))
+
+
+def _text(records: Any) -> str:
+    return _json(records).decode()

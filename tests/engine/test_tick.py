@@ -1,0 +1,179 @@
+"""A tick does one bounded pass and ends; any number of them may overlap."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from duly import Duly, Snooze
+from duly.errors import ConfigError
+from duly.model import NewJob, State, Terms
+from duly.store import ops
+from duly.testing import frozen
+from duly.tick import Ticked, Ticker
+from tests.contract.stores import new_id
+from tests.engine.conftest import found, take
+
+
+def tick(app: Duly, **options: Any) -> Ticked:
+    return asyncio.run(asyncio.wait_for(Ticker(app, **{"signals": False, **options}).tick(), 30))
+
+
+def test_s10_a_tick_fires_and_runs_what_is_due_and_ends(app: Duly) -> None:
+    ran: list[str] = []
+
+    @app.task
+    def note(word: str) -> None:
+        ran.append(word)
+
+    with frozen(app) as clock:
+        app.schedules.create("hourly", note.call("fired"), "1h", catchup="all")
+        note.enqueue("now")
+        note.using(delay="30m").enqueue("soon")
+        note.using(delay="9h").enqueue("later")
+        clock.advance("2h")
+        said = tick(app)
+    assert sorted(ran) == ["fired", "fired", "now", "soon"]
+    assert (said.fired, said.ran, said.succeeded, said.more) == (2, 4, 4, False)
+
+
+def test_s10_a_tick_runs_no_more_than_its_limit(app: Duly) -> None:
+    ran: list[int] = []
+
+    @app.task
+    async def note(number: int) -> None:
+        ran.append(number)
+
+    note.enqueue_many(note.call(number) for number in range(25))
+    assert [(said.ran, said.more) for said in (tick(app, limit=10) for _ in range(3))] == [
+        (10, True),
+        (10, True),
+        (5, False),
+    ]
+    assert ran == list(range(25))
+
+
+def test_s10_a_tick_fires_no_more_schedules_than_its_limit(app: Duly) -> None:
+    @app.task
+    def note() -> None: ...
+
+    with frozen(app) as clock:
+        for number in range(25):
+            app.schedules.create(f"s{number:02}", note, "1h")
+        clock.advance("1h")
+        assert [tick(app, limit=10).fired for _ in range(4)] == [10, 10, 5, 0]
+
+
+def test_s10_a_tick_begins_nothing_after_its_time(app: Duly) -> None:
+    @app.task
+    async def nap() -> None:
+        await asyncio.sleep(0.2)
+
+    nap.enqueue_many(nap.call() for _ in range(50))
+    began = time.monotonic()
+    said = tick(app, max_seconds=0.5, concurrency=1)
+    assert said.more
+    assert 0 < said.succeeded < 10
+    assert time.monotonic() - began < 10
+    assert {job.state for job in app.list(limit=100)} == {State.READY, State.SUCCEEDED}
+
+
+def test_s10_a_tick_takes_over_what_a_dead_worker_left(app: Duly) -> None:
+    ran: list[int] = []
+
+    @app.task
+    def note(number: int) -> None:
+        ran.append(number)
+
+    job = note.enqueue(1)
+    now = app.driver.run(ops.clock())
+    take(app, now=now - 10_000)  # its lease of two seconds has ended
+    said = tick(app)
+    assert (said.rescued, said.ran, ran) == (1, 1, [1])
+    assert found(app, job.id).state is State.SUCCEEDED
+
+
+def test_s10_a_tick_with_no_time_to_be_sure_says_how_much_it_takes(app: Duly) -> None:
+    @app.task
+    def note() -> None: ...
+
+    job = note.enqueue()
+    now = app.driver.run(ops.clock())
+    take(app, now=now - 10_000)
+    said = tick(app, max_seconds=0.3)
+    assert (said.rescued, said.late) == (0, 1)
+    assert said.late_s > 0.3
+    assert found(app, job.id).state is State.RUNNING
+
+
+def test_s10_a_tick_prunes(app: Duly, where: tuple[str, str]) -> None:
+    @app.task(keep="1h")
+    def note() -> None: ...
+
+    with frozen(app) as clock:
+        note.enqueue()
+        assert tick(app).pruned == 0
+        clock.advance(timedelta(hours=2))
+        assert tick(app).pruned == 1 or where[0] == "d1"  # whose answer may be lost
+    assert app.list() == []
+
+
+def test_s10_overlapping_ticks_run_each_job_once(apps: Callable[..., Duly]) -> None:
+    ran: list[tuple[int, int]] = []
+    crowd = [apps() for _ in range(3)]
+    for place, app in enumerate(crowd):
+
+        @app.task(name="note")
+        async def note(number: int, place: int = place) -> None:
+            await asyncio.sleep(0.005)
+            ran.append((place, number))
+
+    first = crowd[0]
+    first.driver.run(ops.clock())
+    jobs = [NewJob(new_id(), f'{{"number": {number}}}') for number in range(60)]
+    first.driver.run(ops.enqueue(Terms("note"), jobs))
+
+    async def together() -> list[Ticked]:
+        return await asyncio.gather(*(Ticker(app, signals=False, concurrency=5).tick() for app in crowd))
+
+    said = asyncio.run(together())
+    assert sorted(number for _, number in ran) == list(range(60))
+    assert sum(one.ran for one in said) == 60
+
+
+def test_s10_apps_that_only_tick_on_one_database_do_not_pause_each_other(apps: Callable[..., Duly]) -> None:
+    here, there = apps(), apps()
+    here.every("1h", name="mine")(lambda: None)
+    there.every("1h", name="yours")(lambda: None)
+    for _ in range(2):
+        tick(here)
+        tick(there)
+    assert [(one.name, one.paused_at) for one in here.schedules.list()] == [("mine", None), ("yours", None)]
+
+
+def test_s10_what_is_put_off_is_left_to_the_next_tick(app: Duly) -> None:
+    calls: list[int] = []
+
+    @app.task
+    def later() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise Snooze("10m")
+
+    job = later.enqueue()
+    with frozen(app) as clock:
+        assert tick(app).ran == 1
+        assert found(app, job.id).state is State.SCHEDULED
+        clock.advance("10m")
+        assert tick(app).succeeded == 1
+
+
+@pytest.mark.parametrize(("options", "words"), [({"limit": 0}, "at least one"), ({"max_seconds": 0}, "some time")])
+def test_s10_bounds_that_leave_nothing_to_do_are_refused(app: Duly, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Ticker(app, **options)
