@@ -92,10 +92,7 @@ def fill(place: Place, count: int, *, due_in_ms: int) -> None:
     """Define so many schedules that are due by then."""
     with closing(place.app()) as app:
         noted(app)
-        hourly = terms(
-            "1h", name="s", rrule=None, tz="UTC", mode=None, catchup="skip", grace=None, overlap="allow", jitter=None,
-            pause_after=None,
-        )  # fmt: skip
+        hourly = terms("1h", "s", {})
         note = app.tasks["note"]
         now = app.driver.run(ops.clock())
         one = Defined("s", note, note.call().payload, hourly, in_code=False).definition(revision=1, now=now)

@@ -359,6 +359,9 @@ def api_page() -> str:
     lines += ["### Options of `@app.task`", code_block(signature("task", tasks.define, drop=1))]
     lines += ["### Filters of `list`", names_of(app.JobFilters)]
     lines += ["### Options of `worker`, `run` and `arun`", names_of(app.WorkerOptions)]
+    read = inspect.signature(schedules._terms).parameters.values()
+    shown = ", ".join(f"`{one.name}={one.default!r}`" for one in read if one.name not in ("when", "name"))
+    lines += ["### Options of `every` and `schedules.create`", shown]
     lines += section("duly.tasks.Task", tasks.Task)
     lines += section("duly.app.Job", app.Job)
     lines += section("app.dead", dead.Dead)

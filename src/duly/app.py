@@ -39,7 +39,7 @@ from duly.errors import (
 )
 from duly.events import Events
 from duly.model import Enqueued, JobRecord, NewJob, Pause, QueueFigure, State, Terms, WorkerRecord
-from duly.schedules import Every, Schedules, When, Zone
+from duly.schedules import Every, Options, Schedules, When
 from duly.store import caller, ops
 from duly.store.driver import Driver
 from duly.store.ops import Op
@@ -228,30 +228,13 @@ class Duly:
         """Make a task of a function: `@app.task`, or `@app.task(queue="mail", max_attempts=3)`."""
         return TaskDecorator(self._define)
 
-    def every(
-        self,
-        when: When | None = None,
-        *,
-        rrule: str | None = None,
-        tz: Zone = "UTC",
-        mode: str | None = None,
-        catchup: str = "skip",
-        grace: Duration | None = None,
-        overlap: str = "allow",
-        jitter: Duration | None = None,
-        pause_after: int | None = None,
-        name: str | None = None,
-    ) -> Every:
+    def every(self, when: When | None = None, *, name: str | None = None, **options: Unpack[Options]) -> Every:
         """Have a function or a task run by a schedule: `@app.every("0 9 * * mon-fri", tz="Europe/Vienna")`.
 
         `when` is a cron text, or an interval that counts from the last due time (`mode="delay"`: from the end of the
-        last run). `name` names the schedule and, given a plain function, its task.
+        last run); `rrule=` takes its place. `name` names the schedule and, given a plain function, its task.
         """
-        options = {
-            "when": when, "rrule": rrule, "tz": tz, "mode": mode, "catchup": catchup, "grace": grace,
-            "overlap": overlap, "jitter": jitter, "pause_after": pause_after,
-        }  # fmt: skip
-        return Every(self, name, options)
+        return Every(self, when, name, options)
 
     def _define(self, handler: Callable[..., Any], options: Mapping[str, Any]) -> Task[..., Any, Any]:
         """Make a task of a function and remember it under its name and its aliases."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, overload
 from zoneinfo import ZoneInfo
 
 from msgspec.structs import replace
@@ -67,20 +67,41 @@ class Terms:
     pause_after: int | None
 
 
-def terms(
+class Options(TypedDict, total=False):
+    """What can be said of a schedule beside when it is due."""
+
+    rrule: str | None
+    tz: Zone
+    mode: str | None
+    catchup: str
+    grace: Duration | None
+    overlap: str
+    jitter: Duration | None
+    pause_after: int | None
+
+
+def terms(when: When | None, name: str, options: Options) -> Terms:
+    """Read the options of a schedule, refusing what cannot work."""
+    if unknown := [word for word in options if word not in Options.__annotations__]:
+        close = get_close_matches(unknown[0], Options.__annotations__, 1)
+        meant = f"did you mean {close[0]}=?" if close else f"the options are {', '.join(Options.__annotations__)}"
+        raise ConfigError(f"{name}: a schedule has no option {unknown[0]}=: {meant}")
+    return _terms(when, name=name, **options)
+
+
+def _terms(
     when: When | None,
     *,
     name: str,
-    rrule: str | None,
-    tz: Zone,
-    mode: str | None,
-    catchup: str,
-    grace: Duration | None,
-    overlap: str,
-    jitter: Duration | None,
-    pause_after: int | None,
+    rrule: str | None = None,
+    tz: Zone = "UTC",
+    mode: str | None = None,
+    catchup: str = "skip",
+    grace: Duration | None = None,
+    overlap: str = "allow",
+    jitter: Duration | None = None,
+    pause_after: int | None = None,
 ) -> Terms:
-    """Read the options of a schedule, refusing what cannot work."""
     if pause_after is not None:
         whole(pause_after, f"{name}: pause_after=", least=1)
     if callable(when):
@@ -121,11 +142,12 @@ def _one_of(words: type[E_], said: str, what: str) -> E_:
 class Every:
     """The decorator `app.every(…)`: has a task run by a schedule, which workers define when they start."""
 
-    def __init__(self, app: Duly, name: str | None, options: Mapping[str, Any]) -> None:
+    def __init__(self, app: Duly, when: When | None, name: str | None, options: Options) -> None:
         self._app = app
+        self._when = when
         self._name = name
         self._options = options
-        terms(name=name or "every", **options)  # what is wrong is told where it is written
+        terms(when, name or "every", options)  # what is wrong is told where it is written
 
     @overload
     def __call__(self, handler: Task[P, C, R], /) -> Task[P, C, R]: ...  # type: ignore[overload-overlap]
@@ -154,7 +176,7 @@ class Every:
 
     def _schedule(self, task: Task[..., Any, Any]) -> None:
         name = self._name or task.name
-        self._app.schedules._add(name, task, terms(name=name, **self._options))
+        self._app.schedules._add(name, task, terms(self._when, name, self._options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,25 +282,14 @@ class Schedules:
         task: Task[..., Any, Any] | Call[Any],
         when: When | None = None,
         *,
-        rrule: str | None = None,
-        tz: Zone = "UTC",
-        mode: str | None = None,
-        catchup: str = "skip",
-        grace: Duration | None = None,
-        overlap: str = "allow",
-        jitter: Duration | None = None,
-        pause_after: int | None = None,
         replace: bool = False,
+        **options: Unpack[Options],
     ) -> ScheduleRecord:
-        """Have a task run by a schedule; `task.call(…)` gives it arguments.
+        """Have a task run by a schedule; `task.call(…)` gives it arguments. The options are those of `app.every`.
 
         One of this name that is there already must be the same, or `replace` says that it may be changed.
         """
-        said = terms(
-            when, name=name, rrule=rrule, tz=tz, mode=mode, catchup=catchup, grace=grace, overlap=overlap,
-            jitter=jitter, pause_after=pause_after,
-        )  # fmt: skip
-        return self._run(_create(self._defined(name, task, said), may_change=replace))
+        return self._run(_create(self._defined(name, task, terms(when, name, options)), may_change=replace))
 
     async def acreate(
         self,
@@ -286,22 +297,11 @@ class Schedules:
         task: Task[..., Any, Any] | Call[Any],
         when: When | None = None,
         *,
-        rrule: str | None = None,
-        tz: Zone = "UTC",
-        mode: str | None = None,
-        catchup: str = "skip",
-        grace: Duration | None = None,
-        overlap: str = "allow",
-        jitter: Duration | None = None,
-        pause_after: int | None = None,
         replace: bool = False,
+        **options: Unpack[Options],
     ) -> ScheduleRecord:
         """Have a task run by a schedule, from a coroutine."""
-        said = terms(
-            when, name=name, rrule=rrule, tz=tz, mode=mode, catchup=catchup, grace=grace, overlap=overlap,
-            jitter=jitter, pause_after=pause_after,
-        )  # fmt: skip
-        return await self._arun(_create(self._defined(name, task, said), may_change=replace))
+        return await self._arun(_create(self._defined(name, task, terms(when, name, options)), may_change=replace))
 
     def pause(self, name: str, *, by: str | None = None, why: str = "") -> None:
         """Stop firing a schedule until it is resumed; what it has fired runs on."""

@@ -251,3 +251,32 @@ async def any_inside() -> None:
     assert_type(payload_with_sync_ctx.enqueue({}).result(), dict[str, Any])
     assert_type(unknown.enqueue(1).result(), Any)
     assert_type(unknown_with_sync_ctx.enqueue(1).result(), Any)
+
+
+@app.every("10m", overlap="skip")
+def often() -> int:
+    return 1
+
+
+@app.every("0 9 * * mon-fri", tz="Europe/Vienna")
+async def report(ctx: Ctx) -> str:
+    return ctx.due_at.isoformat()
+
+
+@app.every(timedelta(hours=1), mode="delay")
+def slowly(ctx: SyncCtx) -> None: ...
+
+
+@app.every(rrule="FREQ=DAILY")
+@app.task(queue="mail")
+def daily(number: int = 3) -> float:
+    return number / 2
+
+
+async def schedules() -> None:
+    assert_type(often.enqueue().result(), int)
+    assert_type(report.enqueue().result(), str)
+    assert_type(slowly.enqueue().result(), None)
+    assert_type(daily.enqueue(4).result(), float)
+    app.schedules.create("one", daily.call(7), "1h", catchup="all")
+    await app.schedules.acreate("two", often, "1h", jitter="1m")

@@ -315,3 +315,16 @@ def any_inside() -> None:
     payload_with_sync_ctx.enqueue("body")  # E: arg-type
     text: str = payload_with_ctx.enqueue({}).result()  # E: assignment
     unknown.enqueue(text)  # E: arg-type
+
+
+@app.every("10m")
+def often() -> int:
+    return 1
+
+
+def schedules() -> None:
+    app.every("10m", overlop="skip")  # E: call-arg
+    app.every([10])  # E: arg-type
+    often.enqueue(1)  # E: call-arg
+    app.schedules.create("one", print, "1h")  # E: arg-type
+    app.schedules.create("one", often, "1h", pause_after="3")  # E: arg-type
