@@ -22,7 +22,7 @@ from duly import envelope as envelopes
 from duly.context import Ctx, SyncCtx
 from duly.durations import Duration, describe, to_ms
 from duly.errors import BadArguments, ConfigError, ScheduleExists, ScheduleNotFound, TransitionRefused
-from duly.model import QUEUED, Catchup, Envelope, FireRecord, Overlap, ScheduleRecord
+from duly.model import DAY_MS, QUEUED, Catchup, Envelope, FireRecord, Overlap, ScheduleRecord
 from duly.schedule import Mode, Timing, due_between, next_after, occurrences, timing, zone
 from duly.store import schedules as store
 from duly.store.ops import Op
@@ -554,8 +554,8 @@ def _paused(due: Due) -> tuple[tuple[Skip, ...], int | None]:
     """Say what fell into a pause, and when the schedule is due after it."""
     if due.next_at is None:
         return (), None
-    if due.next_at > due.now:  # further off than the rule says, where the clock was ahead for a while
-        return (), min(due.next_at, next_after(due.timing, due.now) or due.next_at)
+    if due.next_at > due.now:
+        return (), _not_far_off(due, due.next_at)
     run = due_between(due.timing, due.next_at, due.now, limit=most_counted(due.timing))
     skips = tuple(unfired(due, Skip(due.next_at, run.last, run.count, PAUSED)))
     if skips and due.skipped is not None and due.skipped.reason == PAUSED:
@@ -563,6 +563,12 @@ def _paused(due: Due) -> tuple[tuple[Skip, ...], int | None]:
         joined = Skip(due.skipped.due_at, first.until_at, due.skipped.count + first.count, PAUSED)
         skips = (joined, *skips[1:])
     return skips, next_after(due.timing, due.now) if due.timing.mode is Mode.DELAY else run.next_at
+
+
+def _not_far_off(due: Due, next_at: int) -> int:
+    """Bring back a due time that lies days beyond what the rule says, because the clock was ahead for a while."""
+    usual = next(iter(_from(due, due.now + 1)), next_at)
+    return usual if next_at - usual > DAY_MS else next_at
 
 
 def _from(due: Due, since: int) -> Iterable[int]:
