@@ -301,11 +301,10 @@ def _defined(app: Duly, chance: random.Random) -> dict[str, tuple[int, int]]:
     begin = (app.driver.run(ops.clock()) // 1000 + 1) * 1000
     made = []
     for number in range(SCHEDULES):
-        said = schedules.terms(
-            timedelta(milliseconds=chance.choice(SPANS_MS)), name="a schedule", rrule=None, tz="UTC", mode=None,
-            catchup=chance.choice(("skip", "last", "all")), grace=None,
-            overlap=chance.choice(("allow", "allow", "skip", "queue")), jitter=None, pause_after=None,
-        )  # fmt: skip
+        catchup = chance.choice(("skip", "last", "all"))
+        overlap = chance.choice(("allow", "allow", "skip", "queue"))
+        every = timedelta(milliseconds=chance.choice(SPANS_MS))
+        said = schedules.terms(every, "a schedule", {"catchup": catchup, "overlap": overlap})
         one = app.schedules._defined(f"s{number}", app.tasks["tick"], said)
         made.append(one.definition(revision=1, now=begin))
     app.driver.run(store.define(made))
