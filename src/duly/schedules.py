@@ -386,7 +386,7 @@ class Schedules:
             run = Run(
                 id=self._app._new_id(),
                 due_at=at,
-                run_at=due.now,
+                after_ms=0,
                 envelope=replace(due.envelope, due_at=at),
                 because=f"triggered by {by}",
             )
@@ -435,7 +435,7 @@ class Schedules:
             Run(
                 id=self._app._new_id(),
                 due_at=at,
-                run_at=due.now,
+                after_ms=0,
                 envelope=replace(due.envelope, due_at=at),
                 reason=QUEUED if queued and (due.live or place) else None,
                 because=because,

@@ -196,7 +196,7 @@ def definition(name: str, mode: str = "rate", **more: Any) -> Definition:
 
 def run_of(due: Due, due_at: int, *, id: str | None = None, **more: Any) -> Run:
     """One run of a schedule that was read."""
-    return Run(id or new_id(), due_at, due_at, Envelope(due_at=due_at), **more)
+    return Run(id or new_id(), due_at, 0, Envelope(due_at=due_at), **more)
 
 
 class SQLiteStore(Store):

@@ -365,7 +365,7 @@ def in_order(op: Op[Any]) -> Op[Any]:
 
 
 def one_run(number: int, due_at: int = NOW, reason: str | None = None) -> Run:
-    return Run(name(number), due_at, due_at, Envelope(due_at=due_at), reason)
+    return Run(name(number), due_at, 0, Envelope(due_at=due_at), reason)
 
 
 def fire(store: Store) -> Op[Any]:

@@ -215,7 +215,7 @@ def of_schedule(number: int) -> str:
 def firing(number: int) -> Firing:
     """All that one schedule may have come of it."""
     at = NOW - 10 * number
-    run = Run(id_of(FIRST_DONE + number), at, at, Envelope(due_at=at))
+    run = Run(id_of(FIRST_DONE + number), at, 0, Envelope(due_at=at))
     skip = Skip(at - 9, at - 8, 2, "missed")
     return Firing(of_schedule(number), 1, NOW + 1, at, (run,), (skip,), (at - 9,), (Told("schedule.missed"),))
 

@@ -62,8 +62,8 @@ def every_op() -> dict[str, list[Op[Any]]]:
     sighting = Sighting(other, 3, NOW + 1000, 1000, "w")
     terms = Terms("t", queue="q", lease_ms=1000)
     runs = (
-        Run(fired, NOW, NOW + 5, Envelope(due_at=NOW), because="triggered by a"),
-        Run(queued, NOW + 1, NOW, Envelope(due_at=NOW + 1), QUEUED),
+        Run(fired, NOW, 5, Envelope(due_at=NOW), because="triggered by a"),
+        Run(queued, NOW + 1, 0, Envelope(due_at=NOW + 1), QUEUED),
     )
     job_terms = JOB_TERMS.replace("default", "q")
     skip = Skip(NOW - 9, NOW - 8, 2, "missed: so")

@@ -208,7 +208,7 @@ def test_s04_a_decision_on_what_is_no_longer_so_changes_nothing(
     [due] = app.driver.run(schedules.due(limit=10, now=clock.ms))
     app.schedules.pause("hourly", by="ada", why="rest")
     before = outside.snapshot()
-    run = schedules.Run(app._new_id(), clock.ms, clock.ms, due.envelope)
+    run = schedules.Run(app._new_id(), clock.ms, 0, due.envelope)
     firing = schedules.Firing("hourly", due.revision, clock.ms + 1, runs=(run,))
     assert app.driver.run(schedules.fire([firing], now=clock.ms)) == []
     assert outside.snapshot() == before
@@ -221,7 +221,7 @@ def test_s04_what_was_fired_is_not_fired_again_whatever_anybody_decides(
     clock.advance("1h")
     drain(app)
     [due] = app.driver.run(schedules.one("hourly", now=clock.ms))
-    again = schedules.Run(app._new_id(), clock.ms, clock.ms, due.envelope)
+    again = schedules.Run(app._new_id(), clock.ms, 0, due.envelope)
     app.driver.run(schedules.fire([schedules.Firing("hourly", due.revision, due.next_at, runs=(again,))], now=clock.ms))
     drain(app)
     assert ran == [NOON + HOUR]

@@ -54,8 +54,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/upkeep/fire.py",
-        "run_at=max(at, due.now) + int(due.jitter_ms * chance()),",
-        "run_at=max(at, due.now),",
+        "after_ms=int(due.jitter_ms * chance()),",
+        "after_ms=0,",
         "tests/engine/test_schedules.py -k s11",
     ),
     Mutant(

@@ -59,11 +59,11 @@ class Due(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """One job to be fired: `due_at` by the rule, `run_at` with jitter; with a reason it waits."""
+    """One job to be fired: due at `due_at` by the rule, and `after_ms` after it is fired; with a reason it waits."""
 
     id: str
     due_at: int
-    run_at: int
+    after_ms: int
     envelope: Envelope
     reason: str | None = None
     because: str | None = None  # of what is recorded, where it was not the clock
@@ -189,7 +189,7 @@ def _of(firing: Firing, **fields: Any) -> dict[str, Any]:
 
 def _job(run: Run) -> dict[str, Any]:
     envelope = envelopes.pack(run.envelope)
-    return {"id": run.id, "due_at": run.due_at, "run_at": run.run_at, "envelope": envelope, "reason": run.reason}
+    return {"id": run.id, "due_at": run.due_at, "after_ms": run.after_ms, "envelope": envelope, "reason": run.reason}
 
 
 def _rows(firing: Firing) -> list[dict[str, Any]]:

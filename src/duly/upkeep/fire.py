@@ -162,7 +162,7 @@ def plan(due: Due, *, new_id: Callable[[], str], chance: Callable[[], float], mo
         Run(
             id=new_id(),
             due_at=at,
-            run_at=max(at, due.now) + int(due.jitter_ms * chance()),
+            after_ms=int(due.jitter_ms * chance()),
             envelope=replace(due.envelope, due_at=at, missed=wanted.missed),
             reason=QUEUED if due.overlap is Overlap.QUEUE and (due.live or place) else None,
         )

@@ -57,12 +57,12 @@ with held as materialized (
 select name from held where name is null;
 
 -- name: fire_jobs
--- What has been fired is not fired again, whatever anybody decided.
+-- What has been fired is not fired again, whatever anybody decided. A run is due when it is fired, by the clock of now.
 with clock as materialized (select :now as now),
 wanted as materialized (
-    select run.id, run.run_at, run.reason, run.envelope, duly_schedule.name, task, payload, terms::json as terms
+    select run.id, run.after_ms, run.reason, run.envelope, duly_schedule.name, task, payload, terms::json as terms
       from json_to_recordset(:jobs::json)
-           as run (name text, revision bigint, id uuid, due_at bigint, run_at bigint, reason text, envelope text)
+           as run (name text, revision bigint, id uuid, due_at bigint, after_ms bigint, reason text, envelope text)
       join duly.duly_schedule on duly_schedule.name = run.name and duly_schedule.revision = run.revision
      where not exists (
            select 1 from duly.duly_fire
@@ -72,9 +72,9 @@ insert into duly.duly_job (
     id, task, queue, priority, state, reason, payload, envelope, max_attempts, created_at, due_at, expires_at, lease_ms,
     keep_ms, result_ttl_ms, schedule, on_dead)
 select id, task, terms ->> 'queue', (terms ->> 'priority')::int,
-       case when reason is not null then 'waiting' when run_at <= now then 'ready' else 'scheduled' end,
-       reason, payload, envelope, (terms ->> 'max_attempts')::int, now, case when reason is null then run_at end,
-       run_at + (terms ->> 'expires_ms')::bigint, (terms ->> 'lease_ms')::int, (terms ->> 'keep_ms')::bigint,
+       case when reason is not null then 'waiting' when after_ms = 0 then 'ready' else 'scheduled' end,
+       reason, payload, envelope, (terms ->> 'max_attempts')::int, now, case when reason is null then now + after_ms end,
+       now + after_ms + (terms ->> 'expires_ms')::bigint, (terms ->> 'lease_ms')::int, (terms ->> 'keep_ms')::bigint,
        (terms ->> 'result_ttl_ms')::bigint, name, terms ->> 'on_dead'
   from wanted, clock
     on conflict (id) do nothing;

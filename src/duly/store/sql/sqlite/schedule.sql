@@ -48,16 +48,16 @@ select null as name
  where :fires is null;
 
 -- name: fire_jobs
--- What has been fired is not fired again, whatever anybody decided.
+-- What has been fired is not fired again, whatever anybody decided. A run is due when it is fired, by the clock of now.
 insert into duly_job (
     id, task, queue, priority, state, reason, payload, envelope, max_attempts, created_at, due_at, expires_at, lease_ms,
     keep_ms, result_ttl_ms, schedule, on_dead)
 select run.value ->> 'id', task, terms ->> 'queue', terms ->> 'priority',
        case when run.value ->> 'reason' is not null then 'waiting'
-            when run.value ->> 'run_at' <= :now then 'ready' else 'scheduled' end,
+            when run.value ->> 'after_ms' = 0 then 'ready' else 'scheduled' end,
        run.value ->> 'reason', payload, run.value ->> 'envelope', terms ->> 'max_attempts', :now,
-       case when run.value ->> 'reason' is null then run.value ->> 'run_at' end,
-       run.value ->> 'run_at' + (terms ->> 'expires_ms'), terms ->> 'lease_ms', terms ->> 'keep_ms', terms ->> 'result_ttl_ms', name,
+       case when run.value ->> 'reason' is null then :now + (run.value ->> 'after_ms') end,
+       :now + (run.value ->> 'after_ms') + (terms ->> 'expires_ms'), terms ->> 'lease_ms', terms ->> 'keep_ms', terms ->> 'result_ttl_ms', name,
        terms ->> 'on_dead'
   from json_each(:jobs) as run
  cross join duly_schedule on name = run.value ->> 'name' and revision = run.value ->> 'revision'
