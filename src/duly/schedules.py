@@ -28,7 +28,7 @@ from duly.store import schedules as store
 from duly.store.ops import Op
 from duly.store.schedules import Definition, Due, Firing, Listed, Run, Skip, Told
 from duly.tasks import Call, Task, moment, whole
-from duly.upkeep.fire import most_counted, unfired
+from duly.upkeep.fire import joined, most_counted, unfired
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -379,7 +379,7 @@ class Schedules:
 
     def _trigger(self, name: str, by: str) -> Steps[str]:
         for _ in range(TRIES):
-            due = _one((yield store.one(name)), name)
+            due = the_one((yield store.one(name)), name)
             at = due.now
             while (yield store.fired_between(name, at, at)):  # one a millisecond: the record knows them by it
                 at += 1
@@ -400,11 +400,11 @@ class Schedules:
         ids: Ids = []
         tries = 0
         while since <= until:
-            due = _one((yield store.one(name)), name)
-            _refuse_window(due, until)
+            due = the_one((yield store.one(name)), name)
+            refuse_window(due, until)
             if not force:
                 refuse_forgotten(due, since, until, self._app.settings.keep_ms)
-            dues = list(islice(takewhile(lambda at: at <= until, _from(due, since)), CHUNK))
+            dues = list(islice(takewhile(lambda at: at <= until, dues_from(due, since)), CHUNK))
             if not dues:
                 break
             fired = set((yield store.fired_between(name, dues[0], dues[-1])))
@@ -477,11 +477,11 @@ def _all() -> Steps[Records]:
 
 
 def _stored_preview(name: str, n: int, after: datetime | None) -> Steps[Moments]:
-    due = _one((yield store.one(name)), name)
+    due = the_one((yield store.one(name)), name)
     if due.next_at is None:  # it waits for the end of a run, or there is nothing more to come
         return []
     begin = due.next_at if after is None else _at(after) + 1
-    return _preview(due.timing, n, _from(due, max(begin, due.now) if due.paused else begin))
+    return _preview(due.timing, n, dues_from(due, max(begin, due.now) if due.paused else begin))
 
 
 def _create(wanted: Defined, *, may_change: bool) -> Steps[ScheduleRecord]:
@@ -538,7 +538,7 @@ def _same(there: Definition, wanted: Definition) -> bool:
 
 def _resume(name: str, by: str, why: str) -> Steps[bool]:
     for _ in range(TRIES):
-        due = _one((yield store.one(name)), name)
+        due = the_one((yield store.one(name)), name)
         if not due.paused:
             return False
         skips, next_at = _paused(due)
@@ -558,20 +558,16 @@ def _paused(due: Due) -> tuple[tuple[Skip, ...], int | None]:
         return (), _not_far_off(due, due.next_at)
     run = due_between(due.timing, due.next_at, due.now, limit=most_counted(due.timing))
     skips = tuple(unfired(due, Skip(due.next_at, run.last, run.count, PAUSED)))
-    if skips and due.skipped is not None and due.skipped.reason == PAUSED:
-        first = skips[0]
-        joined = Skip(due.skipped.due_at, first.until_at, due.skipped.count + first.count, PAUSED)
-        skips = (joined, *skips[1:])
-    return skips, next_after(due.timing, due.now) if due.timing.mode is Mode.DELAY else run.next_at
+    return joined(due.skipped, skips), next_after(due.timing, due.now) if due.timing.mode is Mode.DELAY else run.next_at
 
 
 def _not_far_off(due: Due, next_at: int) -> int:
     """Bring back a due time that lies days beyond what the rule says, because the clock was ahead for a while."""
-    usual = next(iter(_from(due, due.now + 1)), next_at)
+    usual = next(iter(dues_from(due, due.now + 1)), next_at)
     return usual if next_at - usual > DAY_MS else next_at
 
 
-def _from(due: Due, since: int) -> Iterable[int]:
+def dues_from(due: Due, since: int) -> Iterable[int]:
     """Give the due times from `since` on."""
     interval = due.timing.interval_ms
     if interval is None:
@@ -664,7 +660,8 @@ def _window(since: datetime, until: datetime) -> tuple[int, int]:
     return _at(since), _at(until)
 
 
-def _refuse_window(due: Due, until: int) -> None:
+def refuse_window(due: Due, until: int) -> None:
+    """Refuse a window that cannot be filled in."""
     if due.timing.mode is Mode.DELAY:
         raise ConfigError(f"{due.name} counts from the end of each run: it has no past due times to fill in")
     if due.overlap is Overlap.CANCEL_RUNNING:
@@ -682,7 +679,8 @@ def refuse_forgotten(due: Due, since: int, until: int, keep_ms: int) -> None:
         )
 
 
-def _one(found: list[Due], name: str) -> Due:
+def the_one(found: list[Due], name: str) -> Due:
+    """Give the schedule that was asked for, or say that there is none."""
     if not found:
         raise ScheduleNotFound(f"no schedule is named {name!r}")
     return found[0]

@@ -23,7 +23,7 @@ from duly.cli.queues import meant
 from duly.errors import ConfigError, ScheduleNotFound
 from duly.model import MANY, FireRecord, ScheduleRecord
 from duly.schedule import DAY, LAST_DAY, Mode, Timing, explain, occurrences, zone
-from duly.schedules import CHUNK, _from, _one, _refuse_window, refuse_forgotten
+from duly.schedules import CHUNK, dues_from, refuse_forgotten, refuse_window, the_one
 from duly.store import ops
 from duly.store import schedules as store
 
@@ -523,11 +523,11 @@ def _window(since: str, until: str, schedule: ScheduleRecord) -> tuple[int, int]
 
 def _unfired(app: Duly, name: str, since: int, until: int, *, force: bool) -> Iterator[list[int]]:
     """Walk the due times of a window in parts, without those that were fired."""
-    due = _one(app.driver.run(store.one(name)), name)
-    _refuse_window(due, until)
+    due = the_one(app.driver.run(store.one(name)), name)
+    refuse_window(due, until)
     if not force:
         refuse_forgotten(due, since, until, app.settings.keep_ms)
-    dues = takewhile(lambda at: at <= until, _from(due, since))
+    dues = takewhile(lambda at: at <= until, dues_from(due, since))
     while part := list(islice(dues, CHUNK)):
         fired = app.driver.run(store.fired_between(name, part[0], part[-1]))
         if missing := sorted(set(part).difference(fired)):

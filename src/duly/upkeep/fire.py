@@ -252,14 +252,21 @@ def _skipped(dues: Sequence[int]) -> list[Skip]:
 
 
 def _recorded(due: Due, skips: Sequence[Skip], fired: Sequence[int]) -> tuple[tuple[Skip, ...], tuple[Told, ...]]:
-    """Add to the run of misses that the record ends in, if the first goes on with it; else tell of it."""
-    before = due.skipped
-    goes_on = skips and not any(at < skips[0].due_at for at in fired)
-    if goes_on and before is not None and before.reason == skips[0].reason:
-        first = Skip(before.due_at, skips[0].until_at, before.count + skips[0].count, before.reason)
-        return (first, *skips[1:]), ()
+    """Say what is recorded of misses: joined to the run before if nothing is fired in between, else told of too."""
+    if skips and not any(at < skips[0].due_at for at in fired):
+        recorded = joined(due.skipped, skips)
+        if recorded[0] != skips[0]:
+            return recorded, ()
     told = [skip for skip in skips if skip.reason != OVERLAP and skip.due_at <= due.now - WORTH_TELLING_MS]
     return tuple(skips), tuple(Told("schedule.missed", why=skip.reason, data=_data(skip)) for skip in told)
+
+
+def joined(before: Skip | None, skips: Sequence[Skip]) -> tuple[Skip, ...]:
+    """Add the first to the run of misses that the record ends in, if it goes on with it."""
+    if before is None or not skips or before.reason != skips[0].reason:
+        return tuple(skips)
+    first = Skip(before.due_at, skips[0].until_at, before.count + skips[0].count, before.reason)
+    return (first, *skips[1:])
 
 
 def _data(skip: Skip) -> str:
