@@ -326,9 +326,12 @@ def resolve(store: Store) -> Op[Any]:
 
 
 def purge(store: Store) -> Op[Any]:
+    """One is there, one never was, and one was purged before by somebody else."""
     step(store, dead(store, 1))
     dead(store, 2)
-    return ops.purge([name(1), name(3)], by="me", why="old", now=NOW + 5)
+    dead(store, 3)
+    store.run(ops.purge([name(3)], by="you", now=NOW + 4))
+    return ops.purge([name(1), name(3), name(4)], by="me", why="old", now=NOW + 5)
 
 
 def pause(store: Store) -> Op[Any]:

@@ -147,11 +147,12 @@ steps_gone as (
 select id::text from gone;
 
 -- name: purged
--- Asked after a lost answer: the log says what was purged.
+-- Asked after a lost answer: the log says what was purged, and that it was by this hand and for this reason.
 select distinct job_id::text as id
   from duly.duly_event
  where name = 'job.purged'
-   and job_id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked));
+   and job_id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))
+   and by is not distinct from :by::text and why is not distinct from :why::text;
 
 -- name: dead_metrics
 select task, reason, count(*) as count, min(finished_at) as oldest, (select :now) as now

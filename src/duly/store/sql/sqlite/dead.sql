@@ -108,10 +108,10 @@ delete from duly_done
 returning id;
 
 -- name: purged
--- Asked after a lost answer: the log says what was purged.
+-- Asked after a lost answer: the log says what was purged, and that it was by this hand and for this reason.
 select distinct job_id as id
   from duly_event
- where name = 'job.purged' and job_id in (select value from json_each(:ids));
+ where name = 'job.purged' and job_id in (select value from json_each(:ids)) and by is :by and why is :why;
 
 -- name: dead_metrics
 select task, reason, count(*) as count, min(finished_at) as oldest, :now as now
