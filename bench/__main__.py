@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench import growth, measure, report, schedules
+from bench import batches, growth, measure, report, schedules
 from bench.database import PostgresHome, SQLiteHome, postgres_home, refuse_memory, sqlite_home
 from bench.figures import Figure
 from duly.bench import machine, postgres, sqlite
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def which(options: argparse.Namespace) -> str:
-    return "growth" if options.growth else "schedules" if options.schedules else "latest"
+    return next((name for name in ("growth", "schedules", "batches") if getattr(options, name)), "latest")
 
 
 def everything(options: argparse.Namespace, stores: list[str]) -> Iterator[Figure]:
@@ -72,6 +72,9 @@ def of_store(home: SQLiteHome | PostgresHome, options: argparse.Namespace) -> It
             return
         if options.schedules:
             yield from schedules.fired(stack.enter_context(place(home)), schedules_plan(options))
+            return
+        if options.batches:
+            yield from batches.filled(stack.enter_context(place(home)), batches_plan(options))
             return
         sizes = {**SHORT, **(QUICK if options.quick else {})}
         plan = Plan(repeat=options.repeat, say=report.progress, **sizes)
@@ -112,6 +115,12 @@ def schedules_plan(options: argparse.Namespace) -> schedules.Plan:
     return schedules.Plan(repeat=options.repeat, say=report.progress)
 
 
+def batches_plan(options: argparse.Namespace) -> batches.Plan:
+    if options.quick:
+        return batches.Plan(20_000, 4_000, options.repeat, report.progress)
+    return batches.Plan(repeat=options.repeat, say=report.progress)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--store", choices=["sqlite", "postgres"], help="measure only this one")
@@ -120,6 +129,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--growth", action="store_true", help="instead: (h), millions of rows beside none; ten minutes")
     parser.add_argument("--schedules", action="store_true", help="instead: what firing schedules takes; a minute")
+    parser.add_argument("--batches", action="store_true", help="instead: a batch of a million jobs; five minutes")
     parser.add_argument("--batch", type=numbers, help="jobs a claim, of the operations (default 100)")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions (default 3)")
     parser.add_argument("--quick", action="store_true", help="far less of everything: to see that it works")

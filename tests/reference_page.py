@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 import duly
-from duly import app, backoff, context, dead, durations, errors, events, schedules, signals, tasks
+from duly import app, backoff, batches, context, dead, durations, errors, events, schedules, signals, tasks
 from duly.cli import COMMANDS, main
 from duly.settings import Settings
 from duly.store import migrate
@@ -145,6 +145,7 @@ TABLES = {
     "duly_jobs": "live and finished jobs together",
     "duly_dead": "dead jobs that nobody has replayed or resolved",
     "duly_attempts": "attempts that did not succeed",
+    "duly_batches": "batches and how far they are",
     "duly_events": "who did what and why",
     "duly_fires": "what schedules have fired",
     "duly_schedules": "what recurs, and when it is due next",
@@ -152,12 +153,12 @@ TABLES = {
 
 
 HOW_COMMANDS = """\
-`duly COMMAND --help` says the same. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such job.
+`duly COMMAND --help` says the same. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such job, schedule or batch.
 
 - Every option can be given as a variable: `DULY_`, the command, the option, as in `DULY_PRUNE_KEEP`.
 - Answers go to stdout, everything else to stderr. `--json` is for programs.
 - What changes many jobs at once asks first: `--dry-run` says what it would do, `--yes` does it without asking.
-- An id may be shortened to its first digits, as long as only one job has them.
+- An id may be shortened to its first digits, as long as only one job or batch has them.
 - Completion in bash: `eval "$(_DULY_COMPLETE=bash_source duly)"`; `zsh_source` and `fish_source` for others."""
 HOW_SETTINGS = """\
 An argument of `Duly(…)` or an option wins over the variable, that over `duly.toml` in this folder, that over the
@@ -170,8 +171,8 @@ What a task says (`@app.task(lease="2m")`) wins over `max_attempts`, `lease`, `k
 the folder for temporary files."""
 HOW_ERRORS = """\
 Everything duly raises on purpose is a `duly.errors.DulyError`. A message says what happened, where, and what to do
-next. The codes are stable. On the command line a `ConfigError` ends with exit code 2, a `JobNotFound` with 3, every
-other with 1."""
+next. The codes are stable. On the command line a `ConfigError` ends with exit code 2, a `JobNotFound`,
+`ScheduleNotFound` or `BatchNotFound` with 3, every other with 1."""
 HOW_LOGGED = """\
 The message of a log line is the event's name, the rest is in `extra`. Where a job is concerned: `job_id task queue
 attempt max_attempts correlation_id causation_id idempotency_key subject`, at the end of an attempt also `outcome
@@ -355,7 +356,8 @@ def api_page() -> str:
         NOTE,
         "Sync calls are plain; each has an async twin with an `a` in front, which is left out here.",
     ]
-    lines += section("duly.Duly", app.Duly, skip={"spec", "settings", "driver", "dead", "schedules", "tasks"})
+    skipped = {"spec", "settings", "driver", "dead", "schedules", "batches", "tasks"}
+    lines += section("duly.Duly", app.Duly, skip=skipped)
     lines += ["### Options of `@app.task`", code_block(signature("task", tasks.define, drop=1))]
     lines += ["### Filters of `list`", names_of(app.JobFilters)]
     lines += ["### Options of `worker`, `run` and `arun`", names_of(app.WorkerOptions)]
@@ -367,6 +369,9 @@ def api_page() -> str:
     lines += section("app.dead", dead.Dead)
     lines += ["### Filters of `dead.list` and `dead.replay_all`", names_of(dead.DeadFilters)]
     lines += section("app.schedules", schedules.Schedules)
+    lines += section("duly.batches.Batch", batches.Batch, skip={"new", "known"})
+    lines += section("app.batches", batches.Batches)
+    lines += ["### Filters of `batches.list`", names_of(batches.BatchFilters)]
     lines += section("duly.Ctx", context.Ctx, also=context._Context, keep_async=True)
     lines += section("duly.SyncCtx", context.SyncCtx, only={"progress", "heartbeat", "commit"})
     lines += ["Its properties are those of `Ctx`."]

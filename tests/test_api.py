@@ -80,6 +80,8 @@ def test_the_codes_are_stable() -> None:
         "TransitionRefused": "transition_refused",
         "ScheduleNotFound": "schedule_not_found",
         "ScheduleExists": "schedule_exists",
+        "BatchNotFound": "batch_not_found",
+        "BatchSealed": "batch_sealed",
         "KeyConflict": "key_conflict",
         "QueueFull": "queue_full",
         "StoreError": "store",

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from duly import codec, keys, settings, store, tasks
-from duly.context import current, in_flight
+from duly.batches import Batch, Batches, batch_of
+from duly.context import current, in_flight, parent
 from duly.dead import Dead, checked
 from duly.decorator import TaskDecorator
 from duly.durations import Duration, to_ms
@@ -44,11 +45,13 @@ from duly.store import caller, ops
 from duly.store.driver import Driver
 from duly.store.ops import Op
 from duly.tasks import Definition, Task
+from duly.waits import pauses
 from duly.why import Why
 
 if TYPE_CHECKING:
     from duly.worker import Worker
 
+T = TypeVar("T")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -115,7 +118,7 @@ class Job(Generic[R_co]):
         Raises JobDead, JobCancelled or ResultExpired by the way it ended, TimeoutError when it has not.
         """
         self._refuse_waiting()
-        for pause in _pauses(timeout):
+        for pause in pauses(timeout):
             found, result = self._judge(self._app.get(self.id))
             if found:
                 return cast("R_co", result)
@@ -125,7 +128,7 @@ class Job(Generic[R_co]):
     async def aresult(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109 (as in `result`)
         """Wait until the job has ended and give its result, from a coroutine."""
         self._refuse_waiting()
-        for pause in _pauses(timeout):
+        for pause in pauses(timeout):
             found, result = self._judge(await self._app.aget(self.id))
             if found:
                 return cast("R_co", result)
@@ -176,18 +179,6 @@ class Job(Generic[R_co]):
         return f"{self!r} has not ended within {timeout:g} s" if timeout is not None else ""
 
 
-def _pauses(timeout: float | None) -> Iterable[float]:
-    """Say how long to wait before each further look: short at first, so that a quick job is seen at once."""
-    give_up_at = None if timeout is None else time.monotonic() + timeout
-    pause = 0.002
-    while True:
-        left = pause if give_up_at is None else give_up_at - time.monotonic()
-        yield max(0.0, min(pause, left))
-        if left <= 0:
-            return
-        pause = min(pause * 1.5, 0.25)
-
-
 class Duly:
     """An app: its tasks and the database that its jobs are kept in."""
 
@@ -236,6 +227,38 @@ class Duly:
         """
         return Every(self, when, name, options)
 
+    def batch(
+        self,
+        name: str,
+        *,
+        key: str | None = None,
+        on_complete: Task[..., Any, Any] | str | None = None,
+        on_success: Task[..., Any, Any] | str | None = None,
+        on_first_dead: Task[..., Any, Any] | str | None = None,
+        ok_at: float = 1.0,
+        conn: Any = None,
+    ) -> Batch:
+        """Make many jobs one piece of work: what is enqueued inside `with app.batch("import"):` belongs to it.
+
+        It is complete when the `with` is left and everything has ended. The callbacks are tasks without required
+        arguments, whose `ctx.batch` names it: `on_complete` however it went, `on_success` if at least `ok_at` of its
+        jobs succeeded, `on_first_dead` at the first death. With a `key` that is run again after a crash, the same jobs
+        in the same order are added once.
+        """
+        return Batch.new(
+            self,
+            name,
+            key=key,
+            callbacks={"on_complete": on_complete, "on_success": on_success, "on_first_dead": on_first_dead},
+            ok_at=ok_at,
+            conn=conn,
+        )
+
+    @property
+    def batches(self) -> Batches:
+        """The batches that there are."""
+        return Batches(self)
+
     def _define(self, handler: Callable[..., Any], options: Mapping[str, Any]) -> Task[..., Any, Any]:
         """Make a task of a function and remember it under its name and its aliases."""
         for name in options:
@@ -270,7 +293,7 @@ class Duly:
             raise ConfigError(
                 f"{definition.name}: on_dead= is called with job_id, which does not fit: {error}"
             ) from error
-        return tasks.dead_letter(task._terms())
+        return tasks.callback(task._terms())
 
     @property
     def spec(self) -> str | None:
@@ -316,12 +339,14 @@ class Duly:
 
     def _enqueue(self, task: Task[..., Any, R], chunks: Iterable[Sequence[NewJob]]) -> Handles[R]:
         terms, conn = task._terms(), task._using.conn
+        if (batch := batch_of(task)) is not None:
+            return self._enqueued(task, terms, batch._add(task, chunks))
         answers: list[Enqueued] = []
         with ExitStack() as stack:
             beside: ThreadPoolExecutor | None = None
             sent: Future[Answers] | None = None
             for jobs in chunks:
-                op = ops.enqueue(terms, jobs, parent=_parent())
+                op = ops.enqueue(terms, jobs, parent=parent())
                 if sent is not None:
                     answers += _held(sent.result())
                 sent = None
@@ -334,26 +359,28 @@ class Duly:
                 answers += _held(sent.result())
         return self._enqueued(task, terms, answers)
 
-    def _add(self, op: Op[Answers], conn: Any) -> Answers:
+    def _add(self, op: Op[T], conn: Any) -> T:
         return self.driver.run(op) if conn is None else caller.run(conn, op, schema=self.settings.schema)
 
     async def _aenqueue(self, task: Task[..., Any, R], chunks: Iterable[Sequence[NewJob]]) -> Handles[R]:
         terms, conn = task._terms(), task._using.conn
+        if (batch := batch_of(task)) is not None:
+            return self._enqueued(task, terms, await batch._aadd(task, chunks))
         answers: list[Enqueued] = []
         lease = current.get()
         with nullcontext() if lease is None else in_flight(lease):
             for jobs in chunks:
-                answers += _held(await self._aadd(ops.enqueue(terms, jobs, parent=_parent()), conn))
+                answers += _held(await self._aadd(ops.enqueue(terms, jobs, parent=parent()), conn))
         return self._enqueued(task, terms, answers)
 
-    async def _aadd(self, op: Op[Answers], conn: Any) -> Answers:
+    async def _aadd(self, op: Op[T], conn: Any) -> T:
         if conn is None:
             return await self.driver.arun(op)
         return await caller.arun(conn, op, schema=self.settings.schema)
 
     def _enqueued(self, task: Task[..., Any, R], terms: Terms, answers: Sequence[Enqueued]) -> Handles[R]:
-        staged = task._using.conn is not None
-        if staged:
+        batch = batch_of(task)
+        if task._using.conn is not None:
             self.driver.mind_wal()
             self.driver.woke()
         conflicts = [answer for answer in answers if answer.conflict]
@@ -364,6 +391,7 @@ class Duly:
                 "One key stands for one piece of work",
                 conflicts[0].id,
             )
+        staged = task._using.conn is not None or (batch is not None and batch.conn is not None)
         return [Job(self, task, answer, keep_ms=terms.keep_ms, staged=staged) for answer in answers]
 
     # Looking and changing
@@ -559,12 +587,6 @@ def _paused(queue: str | None, task: str | None) -> tuple[str, str]:
     if (queue is None) == (task is None):
         raise ConfigError("give queue= or task=, and not both")
     return ("queue", queue) if queue is not None else ("task", str(task))
-
-
-def _parent() -> ops.Held | None:
-    """Give the job whose handler enqueues, under whose lease it does so; none once its finish is staged."""
-    lease = current.get()
-    return None if lease is None or lease.staged or lease.over else lease.held
 
 
 def _held(answers: Answers) -> Answers:

@@ -128,6 +128,12 @@ def timed_out(lease: Lease) -> JobTimeout:
 current: ContextVar[Lease | None] = ContextVar("duly_lease", default=None)
 
 
+def parent() -> Held | None:
+    """Give the job whose handler enqueues, under whose lease it does so; none once its finish is staged."""
+    lease = current.get()
+    return None if lease is None or lease.staged or lease.over else lease.held
+
+
 @dataclass(frozen=True, slots=True)
 class Missed:
     """Due times that nobody fired in time: how many, the first and the last."""
@@ -199,6 +205,11 @@ class _Context:
     def schedule(self) -> str | None:
         """The name of the schedule that the job is a run of."""
         return self._job.schedule
+
+    @property
+    def batch(self) -> str | None:
+        """The id of the batch that the job belongs to, or that it is a callback of."""
+        return self._job.batch_id or self._job.envelope.batch
 
     @property
     def missed(self) -> Missed:

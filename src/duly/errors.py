@@ -16,6 +16,8 @@ DulyError
 │   └── TransitionRefused  no arrow leads from the job's state to the one asked for
 ├── ScheduleNotFound       no schedule has this name
 ├── ScheduleExists         a schedule with this name is there already, and is another one
+├── BatchNotFound          no batch has this id
+├── BatchSealed            the batch takes no more jobs
 ├── KeyConflict            the key is taken by a job with another payload (`.existing_id`)
 ├── QueueFull              the queue has reached its depth limit
 └── StoreError             the database said no (`__cause__` is the driver's own error)
@@ -131,6 +133,18 @@ class ScheduleExists(DulyError):
     """A schedule with this name is there already, and is another one."""
 
     code = "schedule_exists"
+
+
+class BatchNotFound(DulyError):
+    """No batch has this id."""
+
+    code = "batch_not_found"
+
+
+class BatchSealed(DulyError):
+    """The batch takes no more jobs."""
+
+    code = "batch_sealed"
 
 
 class KeyConflict(DulyError):

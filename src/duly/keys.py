@@ -84,6 +84,13 @@ class Ids:
         return int.from_bytes(self._randomness(10), "big") & ((1 << (_RANDOM_BITS - 1)) - 1)
 
 
+def id_in(batch_id: str, place: int) -> str:
+    """Make the id of the job at a place of a batch that is filled in order: the same whenever it is asked for."""
+    digits = batch_id.replace("-", "")
+    own = int.from_bytes(hashlib.blake2b(digits.encode(), digest_size=6).digest(), "big") & ((1 << 42) - 1)
+    return _uuid7(int(digits[:12], 16), (place << 42 | own) & ((1 << _RANDOM_BITS) - 1))
+
+
 def new_token() -> int:
     """Make the token of a claim: 53 random bits, which every store keeps exactly, and never 0."""
     return (int.from_bytes(os.urandom(7), "big") >> 3) or 1

@@ -7,7 +7,7 @@ generator of operations, and run both plainly and from a coroutine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
@@ -17,13 +17,14 @@ from zoneinfo import ZoneInfo
 
 from msgspec.structs import replace
 
-from duly import codec, failure
+from duly import codec, failure, steps
 from duly import envelope as envelopes
 from duly.context import Ctx, SyncCtx
 from duly.durations import Duration, describe, to_ms
 from duly.errors import BadArguments, ConfigError, ScheduleExists, ScheduleNotFound, TransitionRefused
 from duly.model import DAY_MS, QUEUED, Catchup, Envelope, FireRecord, Overlap, ScheduleRecord
 from duly.schedule import Mode, Timing, due_between, next_after, occurrences, timing, zone
+from duly.steps import Steps
 from duly.store import schedules as store
 from duly.store.ops import Op
 from duly.store.schedules import Definition, Due, Firing, Listed, Run, Skip, Told
@@ -43,7 +44,6 @@ Records: TypeAlias = list[ScheduleRecord]
 Fires: TypeAlias = list[FireRecord]
 Moments: TypeAlias = list[datetime]
 Ids: TypeAlias = list[str]
-Steps: TypeAlias = Generator[Op[Any], Any, T]
 
 When: TypeAlias = str | float | timedelta
 Zone: TypeAlias = str | ZoneInfo
@@ -443,25 +443,11 @@ class Schedules:
             for place, at in enumerate(dues)
         )
 
-    def _run(self, steps: Steps[T]) -> T:
-        answer: Any = None
-        while True:
-            try:
-                op = steps.send(answer)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            answer = self._app.driver.run(op)
+    def _run(self, asked: Steps[T]) -> T:
+        return steps.run(asked, self._app.driver.run)
 
-    async def _arun(self, steps: Steps[T]) -> T:
-        answer: Any = None
-        while True:
-            try:
-                op = steps.send(answer)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            answer = await self._app.driver.arun(op)
+    async def _arun(self, asked: Steps[T]) -> T:
+        return await steps.arun(asked, self._app.driver.arun)
 
 
 # What is read first and then decided

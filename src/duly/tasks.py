@@ -28,6 +28,7 @@ from duly.model import Envelope, NewJob, Terms
 
 if TYPE_CHECKING:
     from duly.app import Duly, Job
+    from duly.batches import Batch
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -82,6 +83,16 @@ class Using:
     subject: str | None = None
     correlation_id: str | None = None
     conn: Any = None
+    batch: Batch | None = None
+
+    @property
+    def lost_in_callback(self) -> str | None:
+        """Name an option that a job cannot have which is written down before it is due."""
+        terms = {"delay_ms": "delay", "due_at": "at", "expires_ms": "expires", "expires_at": "expires"}
+        options = ("key", "subject", "correlation_id", "conn", "batch")
+        said = [option for term, option in terms.items() if term in self.terms]
+        said += [option for option in options if getattr(self, option) is not None]
+        return said[0] if said else None
 
 
 class Call(Generic[R_co]):
@@ -164,6 +175,7 @@ class Task(Generic[P, C, R]):
         subject: str | None = None,
         correlation_id: str | None = None,
         conn: Any = None,
+        batch: Batch | None = None,
     ) -> Task[P, C, R]:
         """Give the task with other terms for what is enqueued through it; the task itself stays as it is."""
         if delay is not None and at is not None:
@@ -172,7 +184,7 @@ class Task(Generic[P, C, R]):
             "delay_ms": _ms(delay, f"{self.name}: delay="),
             "due_at": None if at is None else moment(at, f"{self.name}: at="),
             "priority": None if priority is None else whole(priority, f"{self.name}: priority="),
-            "queue": None if queue is None else _name(queue, f"{self.name}: queue="),
+            "queue": None if queue is None else named(queue, f"{self.name}: queue="),
             "max_attempts": None if max_attempts is None else _attempts(max_attempts, self.name),
             "keep_ms": _ms(keep, f"{self.name}: keep="),
             "result_ttl_ms": _ms(result_ttl, f"{self.name}: result_ttl="),
@@ -186,6 +198,11 @@ class Task(Generic[P, C, R]):
         for rivals in (("delay_ms", "due_at"), ("expires_ms", "expires_at")):
             if any(name in given for name in rivals):  # the later one said replaces the earlier
                 before = replace(before, terms={k: v for k, v in before.terms.items() if k not in rivals})
+        if batch is not None and not hasattr(batch, "progress"):
+            raise ConfigError(
+                f"{self.name}: batch= is of type {type(batch).__name__}: give what `with app.batch(…) as batch` gives, "
+                "or app.batches.get(id)"
+            )
         for what, text in (("subject", subject), ("correlation_id", correlation_id)):
             if text is not None and not isinstance(text, str):
                 raise ConfigError(f"{self.name}: {what}= is of type {type(text).__name__}: give a text")
@@ -195,6 +212,7 @@ class Task(Generic[P, C, R]):
             subject=before.subject if subject is None else subject,
             correlation_id=before.correlation_id if correlation_id is None else correlation_id,
             conn=before.conn if conn is None else conn,
+            batch=before.batch if batch is None else batch,
         )
         return Task(self._app, self.definition, using)
 
@@ -247,11 +265,14 @@ class Task(Generic[P, C, R]):
         given = {name: value for name, value in said.items() if value is not None}
         return envelope.child_of(lease.job.envelope, lease.job.id, schema_version=version, **given)
 
+    def _called(self, call: Call[Any]) -> NewJob:
+        return self._new_job(call.args, call.kwargs, call.payload)
+
     def _chunks(self, calls: Iterable[Call[R]]) -> Iterable[list[NewJob]]:
         chunk: list[NewJob] = []
         for call in calls:
             self._refuse_foreign(call)
-            chunk.append(self._new_job(call.args, call.kwargs, call.payload))
+            chunk.append(self._called(call))
             if len(chunk) == CHUNK:
                 yield chunk
                 chunk = []
@@ -322,7 +343,7 @@ def define(
         policy=policy,
         retries=_retries(retry_on, give_up_on, name),
         aliases=_aliases(aliases, name),
-        queue=_name(queue, f"{name}: queue="),
+        queue=named(queue, f"{name}: queue="),
         priority=whole(priority, f"{name}: priority="),
         max_attempts=max_attempts,
         timeout_ms=_span(timeout, f"{name}: timeout="),
@@ -341,7 +362,7 @@ OPTIONS = tuple(name for name in inspect.signature(define).parameters if name !=
 
 def _task_name(handler: Callable[..., Any], name: str | None) -> str:
     if name is not None:
-        return _name(name, "a task's name=")
+        return named(name, "a task's name=")
     found = getattr(handler, "__name__", "")
     if not found or found == "<lambda>":
         raise ConfigError("a task needs a name: define it with def, or give name=")
@@ -457,7 +478,8 @@ def _attempts(value: Any, name: str) -> int:
     return whole(value, f"{name}: max_attempts=", least=1)
 
 
-def _name(value: Any, what: str) -> str:
+def named(value: Any, what: str) -> str:
+    """Refuse what no store keeps as a name."""
     if not isinstance(value, str) or not value or value != failure.escape_text(value):
         raise ConfigError(f"{what} is {value!r}: a name is a text, not empty, without NUL and lone surrogates")
     return value
@@ -466,7 +488,7 @@ def _name(value: Any, what: str) -> str:
 def _aliases(aliases: Any, name: str) -> tuple[str, ...]:
     if isinstance(aliases, str) or not isinstance(aliases, Iterable):
         raise ConfigError(f"{name}: aliases= is {aliases!r}: give a list of names")
-    return tuple(_name(alias, f"{name}: one of aliases=") for alias in aliases)
+    return tuple(named(alias, f"{name}: one of aliases=") for alias in aliases)
 
 
 def _key(key: Any, name: str) -> keys.Key:
@@ -485,10 +507,10 @@ def _on_dead(on_dead: Any, name: str) -> Task[..., Any, Any] | str | None:
     return on_dead
 
 
-def dead_letter(terms: Terms) -> str:
-    """Write the job that is added when one of these dies; the ending itself adds it."""
+def callback(terms: Terms, **more: str | None) -> str:
+    """Write a job that the ending of another adds, so that no crash can lose it."""
     names = ("task", "queue", "priority", "max_attempts", "lease_ms", "keep_ms", "result_ttl_ms")
-    return msgspec.json.encode({name: getattr(terms, name) for name in names}).decode()
+    return msgspec.json.encode({name: getattr(terms, name) for name in names} | more).decode()
 
 
 def _first(value: int | None, default: int) -> int:

@@ -19,9 +19,23 @@ import psycopg
 
 from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreRefused
 from duly.keys import Ids
-from duly.model import Catchup, Change, Claimed, Enqueued, Envelope, Failure, JobRecord, NewJob, Overlap, State, Terms
+from duly.model import (
+    BatchRecord,
+    Catchup,
+    Change,
+    Claimed,
+    Enqueued,
+    Envelope,
+    Failure,
+    JobRecord,
+    NewJob,
+    Overlap,
+    State,
+    Terms,
+)
 from duly.schedule import Mode, Timing
-from duly.store import migrate, ops, schedules
+from duly.store import batches, migrate, ops, schedules
+from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver
 from duly.store.ops import Finish, Held, Op, Rows
 from duly.store.postgres import PostgresDriver
@@ -150,6 +164,34 @@ class Store:
         assert self.run(schedules.fire([Firing(name, due.revision, next_at, self.now, (one,))], now=self.now)) == [name]
         return one.id
 
+    def batch(self, name: str = "b", *, key: str | None = None, ok_at: float = 1.0) -> str:
+        """Make a batch that tells of itself in the queue `hooks`, or find the one under its key; returns its id."""
+        told = Callbacks(*(callback(which) for which in CALLBACKS))
+        opening = batches.open_batch(new_id(), name, key=key, ok_at=ok_at, callbacks=told, now=self.now)
+        return self.run(opening).id
+
+    def add(self, batch_id: str, count: int = 1, **more: Any) -> list[str]:
+        """Add plain jobs to a batch and return their ids."""
+        ids = [new_id() for _ in range(count)]
+        assert not self.add_as(batch_id, ids, **more).sealed
+        return ids
+
+    def add_as(self, batch_id: str, ids: Sequence[str], *, filling: int = batches.ANYWHERE, **terms: Any) -> Added:
+        """Add plain jobs with these ids to a batch and say what came of it."""
+        jobs = [NewJob(one, '{"n":1}') for one in ids]
+        asked = Terms(**{"task": "work", **terms, "batch_id": batch_id})
+        return self.run(batches.add(asked, jobs, filling=filling, now=self.now))
+
+    def seal(self, batch_id: str) -> bool:
+        return self.run(batches.seal(batch_id, now=self.now))
+
+    def progress(self, batch_id: str) -> BatchRecord:
+        return self.run(batches.get(batch_id))
+
+    def told(self) -> list[str]:
+        """The callbacks of batches that are there to be run."""
+        return sorted(row[0] for row in self.query("select task from duly_job where queue = 'hooks'"))
+
     def get(self, job_id: str) -> JobRecord | None:
         return self.run(ops.get(job_id, now=self.now))
 
@@ -180,6 +222,16 @@ JOB_TERMS = json.dumps(
         "on_dead": None,
     }
 )
+
+
+CALLBACKS = ("on_complete", "on_success", "on_first_dead")
+
+
+def callback(task: str, **more: Any) -> str:
+    """The job that a batch adds, as an app would write it."""
+    terms = {"queue": "hooks", "priority": 3, "max_attempts": 4, "lease_ms": 5000, "keep_ms": 1000}
+    made = {"id": new_id(), "task": task, **terms, "result_ttl_ms": 1000, "payload": "{}", "envelope": None}
+    return json.dumps({**made, **more})
 
 
 def definition(name: str, mode: str = "rate", **more: Any) -> Definition:

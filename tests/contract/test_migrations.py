@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from duly.errors import SchemaMismatch, StoreError, StoreRefused
-from duly.model import Change, Failure, State
 from duly.store import migrate, ops
 from duly.store import postgres as pg
 from duly.store.driver import Driver
 from duly.store.migrate import Migration
-from duly.store.ops import Finish, Op
 from duly.store.postgres import PostgresDriver, bring_up_to_date, migration_statements
 from duly.store.sqlite import SQLiteDriver
 from duly.store.statements import Dialect
-from tests.contract.stores import NOW, TABLES, PostgresStore, SQLiteStore, Store
+from tests.contract.stores import NOW, TABLES, PostgresStore, SQLiteStore, Store, new_id
 from tests.contract.test_statements import every_op
 from tests.servers.postgres import PostgresServer
 
@@ -158,31 +155,42 @@ def test_jobs_live_through_a_migration(tmp_path: Path, empty: str, next_version:
         store.close()
 
 
-# What the version before this one wrote
+# What the versions before this one wrote, in the words of their own
 
 
 OLD_WORKER = """
 insert into duly_worker (id, host, pid, queues, tasks, beat_ms, started_at, seen_at, slots, succeeded, failed)
 values ('old', 'h', 1, '["default"]', '["work"]', 10000, 1, 1, 1, 0, 0)"""
+OLD_JOB = f"""
+insert into duly_job (id, task, queue, priority, state, attempt, max_attempts, created_at, due_at, lease_ms, token,
+                      lease_until, key, fingerprint, key_ttl_ms, keep_ms, result_ttl_ms, payload)
+values (?, 'work', ?, 0, ?, ?, 1, {NOW}, {NOW} + ?, 30000, ?, ?, ?, ?, ?, 1000, 1000, '1')"""
+OLD_DONE = f"""
+insert into duly_done (id, task, queue, priority, state, attempt, max_attempts, crashes, created_at, lease_ms,
+                       finished_at, keep_ms, result_ttl_ms, replay_count, payload, result, result_until)
+values (?, 'work', 'default', 0, ?, 1, 1, 0, {NOW}, 30000, {NOW}, 1000, 1000, 0, '1', ?, {NOW} + 1000)"""
+OLD_KEY = "insert into duly_key (task, key, job_id, state, fingerprint) values ('work', 'k', ?, 'live', 'f')"
+OLD_PAUSE = "insert into duly_event (at, name, subject, by, why) values (1, 'task.paused', 'other', 'ann', 'so')"
+OLD_SCHEDULE = f"""
+insert into duly_schedule (name, task, mode, spec, interval_ms, next_at, payload)
+values ('old', 'work', 'rate', '10m', 600000, {NOW} + 600000, '1')"""
 
 
-def as_version_1_has_it(op: Op[Any]) -> Op[Any]:
-    """An ending without what schema 2 adds to it; no job of version 1 is a run of a schedule."""
-    return replace(op, sections=tuple(section for section in op.sections if section != "ended_schedule"))
-
-
-def made_by_version_1(store: Store) -> dict[str, str]:
+def made_by_version(schema: int, store: Store) -> dict[str, str]:
     """Fill a database with jobs in every state, and return the ids by state."""
-    ids = dict(zip(("succeeded", "dead", "running", "ready"), store.enqueue(4, max_attempts=1), strict=True))
-    ids["scheduled"] = store.enqueue(delay_ms=1000)[0]
-    store.enqueue_key("k", queue="keys")
-    ends = {"succeeded": Change(State.SUCCEEDED, result="1"), "dead": Change(State.DEAD, error=Failure("E", "no"))}
-    for job in store.claim(3):
-        for state, change in ends.items():
-            if job.id == ids[state]:
-                store.run(as_version_1_has_it(ops.finish([Finish(job, change)], now=store.now)))
-    store.run(ops.pause("task", "other", by="ann", why="so", now=store.now))
+    ids = {state: new_id() for state in ("succeeded", "dead", "running", "ready", "scheduled")}
+    store.query(OLD_DONE, ids["succeeded"], "succeeded", "1")
+    store.query(OLD_DONE, ids["dead"], "dead", None)
+    store.query(OLD_JOB, ids["running"], "default", "running", 1, 0, 2**40, NOW + 30_000, None, None, None)
+    store.query(OLD_JOB, ids["ready"], "default", "ready", 0, 0, None, None, None, None, None)
+    store.query(OLD_JOB, ids["scheduled"], "default", "scheduled", 0, 1000, None, None, None, None, None)
+    keyed = new_id()
+    store.query(OLD_JOB, keyed, "keys", "ready", 0, 0, None, None, "k", "f", 1000)
+    store.query(OLD_KEY, keyed)
+    store.query(OLD_PAUSE)
     store.query(OLD_WORKER)
+    if schema > 1:
+        store.query(OLD_SCHEDULE)
     return ids
 
 
@@ -194,41 +202,51 @@ def rows_of(store: Store, tables: dict[str, list[str]]) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_u01_a_database_of_schema_1_becomes_one_of_this_version_and_nothing_is_lost(
-    tmp_path: Path, empty: str, kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("schema", range(1, NEWEST))
+def test_u01_a_database_of_an_older_schema_becomes_one_of_this_version_and_nothing_is_lost(
+    tmp_path: Path, empty: str, kind: str, schema: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = {"sqlite": lambda: SQLiteStore(tmp_path / "duly.db"), "postgres": lambda: PostgresStore(empty)}[kind]
     with monkeypatch.context() as then:
-        then.setattr(migrate, "migrations", lambda dialect: REAL[dialect][:1])
+        then.setattr(migrate, "migrations", lambda dialect: REAL[dialect][:schema])
         if kind == "postgres":
             bring_up_to_date(empty)
         old = opened()
-        ids = made_by_version_1(old)
-        # Nobody could make a schedule.
-        tables = {table: columns_of(old, table) for table in TABLES if table != "duly_schedule"}
+        ids = made_by_version(schema, old)
+        # Nobody could make a schedule in schema 1.
+        tables = {table: columns_of(old, table) for table in TABLES if schema > 1 or table != "duly_schedule"}
         before = rows_of(old, tables)
-        assert dict(old.query("select name, value from duly_meta")) == {"schema": "1", "works_with": "1"}
+        assert dict(old.query("select name, value from duly_meta")) == {"schema": str(schema), "works_with": "1"}
         old.close()
     if kind == "postgres":
-        assert f"has schema 1, this version of duly needs {NEWEST}: run `duly migrate" in refused(PostgresDriver(empty))
-        assert [step.number for step in bring_up_to_date(empty)] == list(range(2, NEXT))
+        needs = f"has schema {schema}, this version of duly needs {NEWEST}: run `duly migrate"
+        assert needs in refused(PostgresDriver(empty))
+        assert [step.number for step in bring_up_to_date(empty)] == list(range(schema + 1, NEXT))
     store = opened()
     assert sorted(store.query("select name, value from duly_meta")) == META
     assert rows_of(store, tables) == before
     assert {state: store.state(job_id) for state, job_id in ids.items()} == {state: state for state in ids}
     assert store.get(ids["succeeded"]).result == 1
-    # A worker of version 1 goes on beside us, as works_with promises.
+    # A worker of the old version goes on beside us, as works_with promises.
     store.query(OLD_WORKER.replace("'old'", "'old too'"))
     assert [worker.id for worker in store.run(ops.workers(now=store.now))] == ["old", "old too"]
-    # Schedules can be used, and so can the jobs that were there.
+    # Schedules, keys and batches can be used, and so can the jobs that were there.
     store.schedule(pause_after=1)
     run_id = store.fire(next_at=NOW + 600_000)
+    batch = store.batch(key="k", ok_at=0.5)
+    [added] = store.add(batch, queue="batched")
     taken = {job.id: job for job in store.claim(9)}
     assert set(taken) == {ids["ready"], run_id}
     store.succeed(taken[ids["ready"]])
     store.kill(taken[run_id])
-    [(next_at, dead_runs, paused_by)] = store.query("select next_at, dead_runs, paused_by from duly_schedule")
-    assert (next_at, dead_runs, paused_by) == (NOW + 600_000, 1, "duly")
+    [row] = store.query("select next_at, dead_runs, paused_by from duly_schedule where name = 's'")
+    assert row == (NOW + 600_000, 1, "duly")
+    store.succeed(store.claim(1, queue="keys")[0])
+    assert store.query("select state, expires_at from duly_key") == [("succeeded", NOW + 1000)]
+    store.seal(batch)
+    store.succeed(store.claim(1, queue="batched")[0])
+    assert (store.state(added), store.progress(batch).complete) == ("succeeded", True)
+    assert store.told() == ["on_complete", "on_success"]
     store.close()
 
 

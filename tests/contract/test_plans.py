@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from duly.model import QUEUED, Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
-from duly.store import ops, schedules
+from duly.store import batches, ops, schedules
 from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres import bring_up_to_date
 from duly.store.schedules import Firing, Run, Skip, Told
@@ -32,7 +32,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 READY, SCHEDULED, PARKED, WAITING, DONE, KEYS = 1_000_000, 100_000, 100_000, 50_000, 200_000, 100_000
 SCHEDULES, RUNS, FIRES = 100_000, 50_000, 300_000
-FIRST_PARKED, FIRST_WAITING, FIRST_RUN, FIRST_DONE = 1_500_000, 1_700_000, 1_800_000, 2_000_000
+BATCHES, BATCHED = 1000, 50_000
+FIRST_PARKED, FIRST_WAITING, FIRST_RUN, FIRST_BATCHED, FIRST_DONE = (
+    1_500_000,
+    1_700_000,
+    1_800_000,
+    1_900_000,
+    2_000_000,
+)
 BIG = ("duly_job", "duly_done", "duly_key", "duly_schedule", "duly_fire")
 
 JOBS = f"""
@@ -67,6 +74,22 @@ insert into duly_job (id, task, queue, priority, state, max_attempts, created_at
 select {{id}}, 'work', 'default', 0, case when n % 2 = 0 then 'waiting' else 'ready' end, 5, {NOW},
        case when n % 2 = 1 then {NOW} end, 30000, 1000, 1000, '{{{{"n":1}}}}',
        case when n % 2 = 0 then '{QUEUED}' end, 'schedule ' || ((n - {FIRST_RUN} - 1) / 2)
+  from {{source}}
+"""
+# All of one batch.
+BATCHED_JOBS = f"""
+insert into duly_job (id, task, queue, priority, state, max_attempts, created_at, due_at, lease_ms, keep_ms,
+                      result_ttl_ms, payload, batch_id)
+{{numbers}}
+select {{id}}, 'work', 'default', 0, 'ready', 5, {NOW}, {NOW}, 30000, 1000, 1000, '{{{{"n":1}}}}',
+       '00000000-0000-0000-0000-000000000001'
+  from {{source}}
+"""
+BATCHES_THEMSELVES = f"""
+insert into duly_batch (id, name, key, created_at, open, filled, sealed_at)
+{{numbers}}
+select {{id}}, 'import', 'night ' || n, {NOW}, case n when 1 then {BATCHED} else 0 end, 5,
+       case when n % 2 = 0 then {NOW} end
   from {{source}}
 """
 # A tenth is due, a tenth is paused, some have no time; most are due later.
@@ -111,6 +134,8 @@ FILLS = (
     (PARKED_JOBS, FIRST_PARKED + 1, FIRST_PARKED + PARKED),
     (WAITING_JOBS, FIRST_WAITING + 1, FIRST_WAITING + WAITING),
     (RUN_JOBS, FIRST_RUN + 1, FIRST_RUN + RUNS),
+    (BATCHED_JOBS, FIRST_BATCHED + 1, FIRST_BATCHED + BATCHED),
+    (BATCHES_THEMSELVES, 1, BATCHES),
     (SCHEDULED_ONES, 0, SCHEDULES - 1),
     (PAST_FIRES, 1, FIRES),
     (FINISHED, FIRST_DONE + 1, FIRST_DONE + DONE),
@@ -205,6 +230,9 @@ TAIL = {
 }
 FAILED = Change(State.DEAD, error=Failure("E", "no", "traceback"))
 KEYED = [NewJob(id_of(FIRST_DONE + n), "{}", key=f"key {n}") for n in HUNDRED]
+OF_BATCH = Terms("work", batch_id=id_of(1))
+NEW = [NewJob(id_of(3_000_000 + n), "{}") for n in HUNDRED]
+ADD = batches.add(OF_BATCH, NEW, now=NOW)
 CLAIM = {"duly_job_ready", "duly_job_scheduled", "duly_job_running", "duly_job_pkey"}
 
 
@@ -367,6 +395,28 @@ ASKED: dict[str, Asked] = {
     ),
     "fired_between": Asked(
         schedules.fired_between(of_schedule(7), NOW - 10_000, NOW), {"fired_between": FIRES_OF_ONE}
+    ),
+    "add to a batch": Asked(ADD.again, {}),  # type: ignore[arg-type]
+    "add keys to a batch": Asked(
+        batches.add(OF_BATCH, KEYED, now=NOW).again,  # type: ignore[arg-type]
+        {"enqueue_keyed": KEY, "key_holders": KEY},
+    ),
+    "fill a batch": Asked(batches.add(OF_BATCH, NEW, filling=5, now=NOW), {}),
+    "fill a batch with keys": Asked(batches.add(OF_BATCH, KEYED, filling=5, now=NOW), {"enqueue_keyed": KEY}),
+    "added_before": Asked(batches.added_before(OF_BATCH, KEYED), {}),
+    "seal": Asked(batches.seal(id_of(3), now=NOW), {}),
+    "cancel batch": Asked(batches.cancel(id_of(3), by="me", why="so", now=NOW), {}),
+    "batch": Asked(batches.get(id_of(1)), {"batches": {"duly_job_running"}}),
+    "list of batches": Asked(batches.listing(name="import", active=True), {"batches": {"duly_job_running"}}),
+    "rest of a batch": Asked(batches.rest(id_of(1)), {"batch_rest": {"duly_job_batch"}}),
+    "finish of a batch": Asked(
+        ops.finish(
+            [Finish(job(FIRST_BATCHED + n, batch_id=id_of(1)), Change(State.SUCCEEDED)) for n in HUNDRED], now=NOW
+        ),
+        {},
+    ),
+    "cancel of a batch": Asked(
+        ops.cancel([id_of(FIRST_BATCHED + n) for n in HUNDRED], now=NOW), {"cancel": BY_ID, **TAIL}
     ),
     # They look at every schedule, and at every run that is queued, about once a minute.
     "abandon": Asked(
@@ -589,6 +639,16 @@ READS = {
     "fires": 500,
     "skipped_between": 500,
     "fired_between": 500,
+    "add to a batch": 100 * 60,
+    "fill a batch": 100 * 60,
+    "added_before": 100 * 30,
+    "seal": 50,
+    "cancel batch": 50,
+    "batch": 30,
+    "list of batches": 1000,
+    "rest of a batch": 2500,
+    "finish of a batch": 100 * 60,
+    "cancel of a batch": 100 * 150,
 }
 
 
@@ -722,4 +782,14 @@ STEPS = {
     "fires": 100 * 100,
     "skipped_between": 100 * 100,
     "fired_between": 1000,
+    "add to a batch": 100 * 800,
+    "fill a batch": 100 * 600,
+    "added_before": 100 * 200,
+    "seal": 1000,
+    "cancel batch": 1000,
+    "batch": 500,
+    "list of batches": 100 * 300,
+    "rest of a batch": 1000 * 30,
+    "finish of a batch": 100 * 400,
+    "cancel of a batch": 100 * 1500,
 }

@@ -12,7 +12,7 @@ import pytest
 
 import duly
 from duly.model import Attempt, Change, Envelope, NewJob, Pause, State, Step, Terms
-from duly.store import ops
+from duly.store import batches, ops
 from tests.contract.stores import NOW, D1Store, Store, held, new_id
 
 
@@ -285,6 +285,8 @@ def test_j25_every_view_has_rows_with_readable_times(store: Store) -> None:
         "insert into duly_schedule (name, task, spec, mode, next_at, last_at, paused_at)"
         " values ('nightly', 'work', '0 3 * * *', 'cron', ?, ?, ?)", NOW, NOW, NOW,
     )  # fmt: skip
+    store.run(batches.open_batch(new_id(), "import", now=NOW))
+    store.query("update duly_batch set sealed_at = ?, completed_at = ?", NOW, NOW)
     times = {
         "duly_jobs": ("created", "finished"),
         "duly_dead": ("finished",),
@@ -292,6 +294,7 @@ def test_j25_every_view_has_rows_with_readable_times(store: Store) -> None:
         "duly_events": ("happened",),
         "duly_fires": ("due",),
         "duly_schedules": ("next", "last", "paused"),
+        "duly_batches": ("created", "sealed", "completed"),
     }
     if store.kind == "postgres":
         views = store.query("select table_name from information_schema.views where table_schema = 'duly'")

@@ -26,7 +26,8 @@ from typing import Any, TypeAlias
 from duly import keys
 from duly.model import QUEUED, Catchup, Change, Claimed, Failure, NewJob, Overlap, State, Terms
 from duly.schedule import Mode, Timing
-from duly.store import ops, schedules
+from duly.store import batches, ops, schedules
+from duly.store.batches import Added
 from duly.store.gather import Waiting, rows_of
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.schedules import Definition
@@ -109,6 +110,7 @@ class Workload:
         self._fresh: Told = {}  # what the operation under way was told
         self._prunable_at: dict[str, int] = {}
         self._keeps: dict[str, int] = {}
+        self._filled: dict[str, int] = {}  # batches that are not sealed, and how far those are that are filled in order
 
     def run(self, steps: int) -> None:
         """Do what there is to do, in a random order that meets every operation."""
@@ -165,17 +167,32 @@ class Workload:
             self._keeps[job.id] = terms.keep_ms
 
     def _batch(self) -> None:
-        """Seal a batch with its jobs, as a caller does in his own transaction."""
-        batch, count = self._new_id(), self._chance.randint(1, 3)
-        callback = json.dumps({**CALLBACK, "id": self._new_id(), "payload": "{}", "envelope": None})
+        """Open, fill and seal a batch as a caller does in his own transaction."""
+        batch = self._new_id()
         self._other.execute("begin immediate")
-        self._other.execute(
-            "insert into duly_batch (id, name, created_at, sealed_at, open, on_complete) values (?, 'b', ?, ?, ?, ?)",
-            (batch, self._now, self._now, count, callback),
-        )
-        op = self._enqueue(count, batch_id=batch, keep_ms=86_400_000, max_attempts=2)
-        self._driver.run_on(self._other, op)
+        self._driver.run_on(self._other, self._opening(batch))
+        self._driver.run_on(self._other, self._adding(batch))
+        self._driver.run_on(self._other, batches.seal(batch, now=self._now))
         self._other.execute("commit")
+
+    def _open_batch(self) -> None:
+        """Open a batch, half of them with a key."""
+        batch = self._new_id()
+        key = self._chance.choice([None, f"batch {batch}"])
+        self._driver.run(self._opening(batch, key))
+        self._filled[batch] = batches.ANYWHERE if key is None else 0
+
+    def _fill(self) -> None:
+        """Add to a batch that is not sealed; to one with a key in order."""
+        for batch in self._chance.sample(sorted(self._filled), min(1, len(self._filled))):
+            added = self._driver.run(self._adding(batch, self._filled[batch]))
+            if self._filled[batch] != batches.ANYWHERE:
+                self._filled[batch] += len(added.jobs)
+
+    def _seal(self) -> None:
+        for batch in self._chance.sample(sorted(self._filled), min(1, len(self._filled))):
+            self._driver.run(batches.seal(batch, now=self._now))
+            del self._filled[batch]
 
     def _undone(self) -> None:
         """Enqueue in a caller's transaction that is rolled back."""
@@ -351,6 +368,22 @@ class Workload:
         self._keeps |= {job.id: wanted.keep_ms for job in jobs}
         return ops.enqueue(wanted, jobs, now=self._now)
 
+    def _opening(self, batch: str, key: str | None = None) -> Op[Any]:
+        callbacks = {
+            name: json.dumps({**CALLBACK, "id": self._new_id(), "payload": "{}", "envelope": None})
+            for name in ("on_complete", "on_success", "on_first_dead")
+        }
+        return batches.open_batch(batch, "b", key=key, callbacks=batches.Callbacks(**callbacks), now=self._now)
+
+    def _adding(self, batch: str, filling: int = batches.ANYWHERE) -> Op[Added]:
+        count = self._chance.randint(1, 3)
+        ids = [self._new_id() if filling < 0 else keys.id_in(batch, filling + n) for n in range(count)]
+        terms = self._terms(batch_id=batch, keep_ms=86_400_000, max_attempts=2)
+        self._fresh |= dict.fromkeys(ids, "live")
+        self._keeps |= dict.fromkeys(ids, terms.keep_ms)
+        jobs = [NewJob(job_id, json.dumps({"text": "x" * self._size()})) for job_id in ids]
+        return batches.add(terms, jobs, filling=filling, now=self._now)
+
     def _job(self, key: str | None = None) -> NewJob:
         return NewJob(self._new_id(), json.dumps({"text": "x" * self._size()}), key=key)
 
@@ -405,14 +438,14 @@ class Workload:
 _START = (
     "plain", "keyed", "batch", "claim", "finish", "fatal", "checkpoint", "claim", "mixed", "keyed", "claim", "fail",
     "rescue", "checkpoint", "cancel", "claim", "snooze", "replay", "together", "claim", "finish", "define", "define",
-    "fire", "claim", "rest", "finish",
+    "fire", "claim", "rest", "finish", "open_batch", "fill", "fill", "claim", "finish", "seal", "claim", "mixed",
 )  # fmt: skip
 _OFTEN = ("plain", "keyed", "fatal", "claim", "claim", "finish", "mixed", "fail", "fire")
 _SELDOM = (
-    "delayed", "fleeting", "batch", "undone", "together", "cancel", "cancel", "retry", "replay", "replay", "resolve",
-    "purge", "pause", "resume", "snooze", "release", "progress", "rescue", "promote", "expire", "register", "leave",
-    "prune", "prune", "forget", "define", "define", "define", "rest", "drop", "checkpoint", "checkpoint",
-    "checkpoint", "checkpoint",
+    "delayed", "fleeting", "batch", "open_batch", "open_batch", "fill", "fill", "fill", "fill", "seal", "seal",
+    "undone", "together", "cancel", "cancel", "retry", "replay", "replay", "resolve", "purge", "pause", "resume",
+    "snooze", "release", "progress", "rescue", "promote", "expire", "register", "leave", "prune", "prune", "forget",
+    "define", "define", "define", "rest", "drop", "checkpoint", "checkpoint", "checkpoint", "checkpoint",
 )  # fmt: skip
 
 
@@ -423,6 +456,9 @@ def read(conn: Any) -> Content:
     return {table: conn.execute(f"select * from {table}").fetchall() for table in TABLES}
 
 
+ENDED = "(select count(*) from duly_done where batch_id = duly_batch.id and replayed_as is null and state = '{}')"
+NOT_PURGED = "not exists (select 1 from duly_event where name = 'job.purged')"
+SPEC = "(case which when 1 then on_complete else on_first_dead end)"
 # What no operation leaves behind, whatever else has happened: each answers with the rows that are wrong.
 HALF_DONE = {
     "a job is live and finished": "select id from duly_job where id in (select id from duly_done)",
@@ -437,18 +473,35 @@ HALF_DONE = {
              where id = job_id and duly_job.task = duly_key.task and duly_job.key = duly_key.key)""",
     "the key of a live job says that it succeeded": """
         select job_id from duly_key join duly_job on id = job_id where duly_key.state = 'succeeded'""",
-    "the counters of a batch are not those of its jobs": """
+    "the counters of a batch are not those of its jobs": f"""
         select id from duly_batch
          where open <> (select count(*) from duly_job where batch_id = duly_batch.id)
-            or (select count(*) from duly_done
-                 where batch_id = duly_batch.id and replayed_as is null and state = 'succeeded') <> succeeded
-            or (select count(*) from duly_done
-                 where batch_id = duly_batch.id and replayed_as is null and state = 'cancelled') <> cancelled""",
-    "a batch is complete and its callback is not there": """
+            or succeeded <> {ENDED.format("succeeded")}
+            or cancelled <> {ENDED.format("cancelled")}
+            or dead < {ENDED.format("dead")}
+            or dead > {ENDED.format("dead")} and {NOT_PURGED}""",
+    "a batch was given more or less than it has": f"""
         select id from duly_batch
-         where (open = 0 or completed_at is not null)
-           and not exists (select 1 from duly_job where id = on_complete ->> 'id')
-           and not exists (select 1 from duly_done where id = on_complete ->> 'id')""",
+         where key is not null and {NOT_PURGED} and filled <>
+               (select count(*) from duly_job where batch_id = duly_batch.id and replay_of is null)
+               + (select count(*) from duly_done where batch_id = duly_batch.id and replay_of is null)""",
+    "a batch is complete and does not say so, or says so and was never sealed": """
+        select id from duly_batch
+         where sealed_at is not null and open = 0 and completed_at is null or sealed_at is null and completed_at >= 0
+            or dead > 0 and first_dead_at is null""",
+    "a batch is complete, or has its first dead, and its callback is not there": f"""
+        select duly_batch.id
+          from duly_batch
+         cross join (select 1 as which union all select 2)
+         where case which when 1 then completed_at else first_dead_at end is not null and {NOT_PURGED}
+           and not exists (select 1 from duly_job where id = {SPEC} ->> 'id')
+           and not exists (select 1 from duly_done where id = {SPEC} ->> 'id')""",
+    "a batch is not complete, and its callback is there": """
+        select duly_batch.id
+          from duly_batch
+         where completed_at is null
+           and (on_complete ->> 'id' in (select id from duly_job union all select id from duly_done)
+                or on_success ->> 'id' in (select id from duly_job union all select id from duly_done))""",
     "a job is dead and its callback is not there": """
         select id from duly_done as dead
          where state = 'dead' and on_dead is not null

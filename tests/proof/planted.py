@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from duly.model import Enqueued, NewJob, Terms
+from duly.model import Enqueued, NewJob, Terms, Verdict
 from duly.pace import LATE_SECONDS
 from duly.schedule import Mode, next_after
-from duly.store import ops, schedules
-from duly.store.ops import Op
+from duly.store import batches, ops, schedules
+from duly.store.ops import Finish, Op
 from duly.store.schedules import Due, Firing, Run
 from duly.upkeep import fire, rescue
 from duly.worker import Worker
@@ -173,5 +173,59 @@ plant(
 )
 plant("misses_not_recorded", ("fire_rows", "where true", "where row.value ->> 'outcome' = 'fired'"))
 forget("ended_schedule")
+
+# Batches
+
+plant(
+    "added_again_counted_again",
+    ("count_added", "where not exists (select 1 from duly_job where duly_job.id = value ->> 'id')", "where true"),
+    ("count_added", "and not exists (select 1 from duly_done where duly_done.id = value ->> 'id')", ""),
+)
+# One world in a thousand shows it: a scenario of its own does.
+breaks.sql(
+    "counted_without_its_parent", ("count_added", "and (:parent_token is null", "and (true"), dialects=("sqlite",)
+)
+plant(
+    "filled_in_again",
+    ("enqueue", "(:filling < 0 or filled = :filling)", "true"),
+    ("count_filled", "and filled = :filling", ""),
+)
+plant("added_when_sealed", ("enqueue", "and sealed_at is null and (:filling", "and (:filling"))
+plant("replay_not_reopened", ("replay", "set open = open + n, succeeded", "set succeeded"))
+
+
+def _seal_only(batch_id: str, *, now: int | None = None) -> Op[bool]:
+    """Say that nothing more is added, and leave what is due with that to the ending that comes next."""
+    return replace(_seal(batch_id, now=now), sections=("seal_batch", "sealed"))
+
+
+_seal = batches.seal
+breaks.python("sim:seal_fires_nothing", batches, "seal", _seal_only)
+
+
+def _callbacks_later(short: Any, rest: Any, finishes: Sequence[Finish], now: int | None) -> Op[dict[str, Verdict]]:
+    """Record what has ended, and a moment later look whether nothing is left of its batch."""
+    whole = _finish(short, rest, finishes, now)
+    own = {finish.job.batch_id for finish in finishes if finish.job.batch_id is not None}
+    if rest or not own:
+        return whole
+    first = replace(whole, sections=tuple(one for one in whole.sections if one != "ended_callbacks"))
+    params = {**ops.ending([], batches=own), "now": now}
+
+    def later(answer: dict[str, Verdict]) -> Op[dict[str, Verdict]]:
+        return Op("finish", ("ended_callbacks",), params, lambda rows: answer, follow=whole.follow)
+
+    return replace(first, follow=later)
+
+
+_finish = ops._finish
+NOBODY = "not exists (select 1 from duly_job where batch_id = duly_batch.id and finished_at is null)"
+plant(
+    "nobody_left",
+    ("ended_callbacks", "when 1 then open = 0", f"when 1 then {NOBODY}"),
+    ("ended_callbacks", "when 2 then open = 0", f"when 2 then {NOBODY}"),
+)
+breaks.python("sim:callbacks_later", ops, "_finish", _callbacks_later)
+both("callback_from_rows", "nobody_left", "callbacks_later")
 
 PLANTED = sorted(name for name in BREAKS if name.startswith("sim:"))

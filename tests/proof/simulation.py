@@ -17,19 +17,22 @@ import random
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from duly import Ctx, Duly, Retry, Snooze, backoff
-from duly.errors import DulyError
+from duly import Cancel, Ctx, Duly, Retry, Snooze, backoff
+from duly.errors import BatchSealed, DulyError
 from duly.keys import Ids
 from duly.model import QUEUED
-from duly.store import ops, schedules
-from duly.store.ops import Op, Rows
+from duly.store import batches, ops, schedules
+from duly.store.batches import Added
+from duly.store.ops import Op, Replay, Rows
+from duly.tasks import Call
 from tests.proof.breaks import broken
+from tests.proof.fillings import CALLBACKS, Filling, Fillings, made_up
 from tests.proof.fires import FIRES, Fired, at_rate, unexplained
 from tests.proof.world import BEGINNING_MS, OFTEN, Database, Gate, Process, Stuck, VirtualLoop, copied, without_chance
 
@@ -98,6 +101,8 @@ class Scenario:
     plans: tuple[Plan, ...]
     faults: tuple[Fault, ...]
     schedules: tuple[Recurring, ...] = ()
+    batches: tuple[Filling, ...] = ()
+    seal_at: float | None = None  # when the batch is sealed that jobs of the plans go to; None: after the last of them
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,11 @@ def scenario(seed: int) -> Scenario:
     for _ in range(chance.randrange(mood.least, mood.most)):
         faults.append(_fault(chance, chance.choice(mood.faults), workers, faults))
     ordered = tuple(sorted(faults, key=lambda fault: fault.at))
-    return Scenario(seed, workers, tuple(plans), ordered, _schedules(seed, ordered))
+    several = random.Random(f"batches {seed}")
+    # Too early for some of the plans, or so late that a handler which was paused for long may still add.
+    early, late = several.uniform(0.5, ENQUEUED_S), several.uniform(ENQUEUED_S, 3 * ENQUEUED_S)
+    seal_at = several.choice((None, early, late, late))
+    return Scenario(seed, workers, tuple(plans), ordered, _schedules(seed, ordered), made_up(several), seal_at)
 
 
 def _schedules(seed: int, faults: Sequence[Fault]) -> tuple[Recurring, ...]:
@@ -186,7 +195,7 @@ def _plan(chance: random.Random, name: int, mood: Mood) -> Plan:
         key=chance.choice(("a", "b")) if keyed else None,
         delay=chance.choice((0.0, 0.0, 0.0, 1.0)),
         expires=chance.choice((0.3, 1.5)) if chance.random() < 0.1 else None,
-        batch=chance.random() < 0.3,
+        batch=chance.random() < (0.7 if kind == "parent" else 0.3),
         cancel_at=at + chance.uniform(0, 2) if somebody else None,
         retry_at=at + chance.uniform(0, 2) if somebody and chance.random() < 0.3 else None,
         lost=chance.random() < 0.1,
@@ -235,6 +244,7 @@ class Ledger:
     first: dict[str, int] = field(default_factory=dict)  # when schedules are due for the first time
     written: list[tuple[str, int]] = field(default_factory=list)  # what came of which due time, in this order
     ticks: dict[str, set[tuple[str | None, int]]] = field(default_factory=lambda: defaultdict(set))  # as runs saw it
+    refused: set[str] = field(default_factory=set)  # jobs for a batch that took no more
 
 
 @functools.cache
@@ -261,8 +271,23 @@ def template() -> Duly:
     async def tick(ctx: Ctx, takes: float) -> None:
         await _world(ctx).tick(ctx, takes, _process(ctx))
 
+    @app.task(max_attempts=3, backoff=backoff.fixed("200ms"))
+    async def part(ctx: Ctx, place: int, how: str) -> None:
+        await _world(ctx).part(ctx, how, _process(ctx))
+
+    for callback in CALLBACKS.values():
+        app.task(name=callback, max_attempts=50)(_callback(callback))
+
     assert app.settings.lease_ms == LEASE_S * 1000  # read here, and not by every copy
     return app
+
+
+def _callback(which: str) -> Callable[[Ctx], Coroutine[Any, Any, None]]:
+    async def called(ctx: Ctx) -> None:
+        await _process(ctx).gate.passing()
+        _world(ctx).fillings.called[ctx.batch, which].add(ctx.job_id)
+
+    return called
 
 
 def _process(ctx: Ctx) -> Process:
@@ -286,12 +311,13 @@ class Simulation:
         self.database = Database(self.loop, self.chance)
         self.database.after = self._watch
         self.ledger = Ledger()
+        self.fillings = Fillings(self.database.conn)
         self.ids = Ids(clock=self._nanoseconds, randomness=self.chance.randbytes)
         self.processes: dict[int, Process] = {}
         self.started = 0
         self.furthest_ms = 0
         self.latest = 0
-        self.batch = self.ids()
+        self.batch = ""  # the one that jobs of the plans go to
 
     def _nanoseconds(self) -> int:
         return BEGINNING_MS * 1_000_000 + round(self.loop.now * 1e9)
@@ -313,19 +339,21 @@ class Simulation:
             undo()
 
     async def _live(self) -> None:
-        self.database.conn.execute(
-            "insert into duly_batch (id, name, created_at, sealed_at, open) values (?, 'b', 0, 0, ?)",
-            [self.batch, sum(plan.batch for plan in self.scenario.plans)],
-        )
         for place in range(self.scenario.workers):
             self._start(place)
         producer = Gate(self.database, self.chance)
         app = copied(template(), producer, self.ids)
+        if any(plan.batch for plan in self.scenario.plans):
+            self.batch = (await _surely(producer, app.batch("b", **CALLBACKS)._opening)).id
         faults = [self.loop.create_task(self._cause(fault, producer)) for fault in self.scenario.faults]
         await asyncio.gather(
             *(self._enqueue(plan, app, producer) for plan in self.scenario.plans),
             *(self._schedule(one, app) for one in self.scenario.schedules),
+            *(self._fill(one) for one in self.scenario.batches),
+            *(self._concern(one, app, producer) for one in self.scenario.batches),
+            *([self._seal(producer)] if self.scenario.seal_at else []),
         )
+        await self._seal(producer)
         while not all(fault.done() for fault in faults) and self._live_jobs():
             await asyncio.sleep(0.25)  # once nothing is left to do, nothing is left to go wrong
         await self._heal(faults)
@@ -356,6 +384,62 @@ class Simulation:
             await asyncio.sleep(0.25)
         for one in self.scenario.schedules:
             await _surely(gate, schedules.pause(one.name, by="a person", why="it is over"))
+
+    async def _seal(self, gate: Gate) -> None:
+        await asyncio.sleep(max(0.0, (self.scenario.seal_at or 0.0) - self.loop.now))
+        if self.batch:
+            await _surely(gate, batches.seal(self.batch))
+
+    async def _fill(self, one: Filling) -> None:
+        """Have a batch filled, by one producer after the other, each of which is killed but for the last."""
+        await asyncio.sleep(one.at)
+        for seconds in (*one.crashes, *([] if one.given_up and one.crashes else [None])):
+            producing = self.loop.create_task(self._produce(one))
+            await asyncio.wait([producing], timeout=seconds)
+            if producing.done():
+                producing.result()
+                break
+            producing.cancel()
+            await asyncio.wait([producing])
+            if not one.keyed:
+                break
+            await asyncio.sleep(0.2)
+
+    async def _produce(self, one: Filling) -> None:
+        """Fill a batch; under a key, as often as it takes."""
+        app = copied(template(), Gate(self.database, self.chance), self.ids)
+        task = app.tasks["part"].using(keep=None if one.keep else 0)
+        calls = [task.call(place, how) for place, how in enumerate(one.hows)]
+        while True:
+            try:
+                key = one.name if one.keyed else None
+                async with app.batch(one.name, key=key, ok_at=one.ok_at, **CALLBACKS) as batch:
+                    self.fillings.given[batch.id] = one
+                    for begin in range(0, len(calls), one.chunk):
+                        await batch.afill(calls[begin : begin + one.chunk])
+                        await asyncio.sleep(one.pace)
+                self.fillings.sealed.add(batch.id)
+                return
+            except BatchSealed:
+                return  # somebody has cancelled it
+            except DulyError:
+                if not one.keyed:
+                    return
+                await asyncio.sleep(0.2)
+
+    async def _concern(self, one: Filling, app: Duly, gate: Gate) -> None:
+        """Do what people do with a batch."""
+        if one.cancel_at is not None:
+            await asyncio.sleep(one.at + one.cancel_at)
+            for batch in self.fillings.made_of(one):
+                found = await _insisted(lambda batch=batch: app.batches.aget(batch))  # type: ignore[misc]
+                await _insisted(found.acancel)
+                self.fillings.cancelled.add(batch)
+        if one.replay_at is not None:
+            await asyncio.sleep(one.at + one.replay_at)
+            for batch in self.fillings.made_of(one):
+                dead = await _surely(gate, ops.dead_list(batch_id=batch))
+                await _surely(gate, ops.replay([Replay(job.id, self.ids()) for job in dead], by="a person", why="so"))
 
     def _live_jobs(self) -> bool:
         return self.database.conn.execute("select 1 from duly_job limit 1").fetchone() is not None
@@ -409,6 +493,32 @@ class Simulation:
             raise ValueError("now and then")
         self.ledger.ticks[ctx.job_id].add((ctx.schedule, round(ctx.due_at.timestamp() * 1000)))
 
+    async def part(self, ctx: Ctx, how: str, process: Process) -> None:
+        """Do what a job of a batch does."""
+        await process.gate.passing(1.0 if how in ("slow", "parent") else 0.05)
+        match how:
+            case "flaky" if self.chance.random() < 0.5:
+                raise ValueError("flaky")
+            case "bad":
+                raise ValueError("always")
+            case "gone":
+                raise Cancel("not wanted")
+            case "snoozing" if self.chance.random() < 0.5:
+                raise Snooze("200ms")
+            case "parent":
+                await self._join(process, str(ctx.batch), process.app.tasks["part"].call(-1, "good"))
+        if process.gate.killed:
+            raise asyncio.CancelledError("killed")
+        self.fillings.parts[ctx.job_id].add(ctx._lease.job.token)  # type: ignore[union-attr]
+
+    async def _join(self, process: Process, batch_id: str, call: Call[Any]) -> None:
+        """Add a job to the batch that the own one belongs to."""
+        batch = await process.app.batches.aget(batch_id)
+        with contextlib.suppress(BatchSealed):
+            [job] = await call.task.using(batch=batch).aenqueue_many([call])
+            if not process.gate.killed:
+                self.ledger.children.add(job.id)
+
     def _see_neighbours(self, run: Run) -> None:
         """See that a suspect runs alone in its process."""
         for other in self.ledger.runs:
@@ -430,6 +540,8 @@ class Simulation:
                 raise Snooze("200ms")
             case "long":
                 await ctx.progress(50.0)
+            case "parent" if plan.batch:
+                await self._join(process, self.batch, process.app.tasks["child"].call())
             case "parent":
                 job = await process.app.tasks["child"].aenqueue()
                 if not process.gate.killed:
@@ -453,26 +565,27 @@ class Simulation:
             await asyncio.sleep(1.0)
             op = op.again or op
         answer = await _surely(gate, op)
+        if isinstance(answer, Added):
+            if answer.sealed:
+                self.ledger.refused.add(new_id)
+                return
+            answer = answer.jobs
         if answer[0].conflict:
             self.ledger.conflicts += 1
         elif not answer[0].deduplicated:
             self.ledger.acknowledged[new_id] = plan
-        if plan.batch and not self._is_known(new_id):  # another has the key: it never came to be
-            self.database.conn.execute("update duly_batch set open = open - 1")
         await self._interfere(plan, answer[0].id, gate)
 
-    def _is_known(self, job: str) -> bool:
-        sql = "select 1 from duly_job where id = :id union all select 1 from duly_done where id = :id"
-        return self.database.conn.execute(sql, {"id": job}).fetchone() is not None
-
     def _offer(self, plan: Plan, app: Duly) -> tuple[Op[Any], str]:
-        """Make the operation that enqueues a job, as a task does, with what tasks do not do yet."""
+        """Make the operation that enqueues a job, as a task does."""
         task = app.tasks["work"].using(delay=plan.delay, expires=plan.expires)
         new = task._new_job((plan.name,), {})
         if plan.key is not None:
             new = _with(new, key=plan.key, payload=json.dumps({"name": self._first_of(plan.key)}))
         self.ledger.offered[new.id] = plan
-        return ops.enqueue(_with(task._terms(), batch_id=self.batch if plan.batch else None), [new]), new.id
+        if plan.batch:
+            return batches.add(_with(task._terms(), batch_id=self.batch), [new]), new.id
+        return ops.enqueue(task._terms(), [new]), new.id
 
     def _first_of(self, key: str) -> int:
         return next(plan.name for plan in self.scenario.plans if plan.key == key)
@@ -559,7 +672,7 @@ class Simulation:
             case "rescue":
                 for job, _ in rows:
                     self._watch_rescue(job)
-            case "enqueue" if op.params["parent_token"] is not None:
+            case "enqueue" if op.params.get("parent_token") is not None:
                 self._watch_birth(op.params)
             case "define":
                 for made in json.loads(op.params["schedules"]):
@@ -568,6 +681,8 @@ class Simulation:
                 self._watch_fire(op, {name for (name,) in rows})
         if self.scenario.schedules and op.name not in OFTEN:
             self._watch_turns()
+        if op.writes and op.name not in UNCOUNTED:
+            self.ledger.unjust += [wrong for wrong in self.fillings.look() if wrong not in self.ledger.unjust]
 
     def _extended(self, job: str, token: int) -> None:
         self.ledger.extended[job, token] = self.loop.now, self.database.now
@@ -652,7 +767,8 @@ class Simulation:
             wrong.append(f"asked the database {self.database.asked} times in {self.loop.now:.0f} s")
         for one in self.scenario.schedules:
             wrong += self._judge_schedule(one)
-        return wrong + self._judge_keys(done) + self._judge_batch(done)
+        wrong += [f"refused, and it is there: {job}" for job in self.ledger.refused if job in known]
+        return wrong + self._judge_keys(done) + list(self.fillings.judge())
 
     def _judge_one(self, job: str, row: Any) -> list[str]:
         _, _, state, attempt, most, crashes, result, token, reason, _ = row
@@ -707,14 +823,6 @@ class Simulation:
                 wrong.append(f"key {key} forgot that {won[0]} succeeded: {held}")
         return wrong
 
-    def _judge_batch(self, done: Mapping[str, Any]) -> list[str]:
-        row = self.database.conn.execute("select open, succeeded, dead, cancelled from duly_batch").fetchone()
-        states = Counter(
-            state for (state,) in self.database.conn.execute("select state from duly_done where batch_id is not null")
-        )
-        expected = (0, states["succeeded"], states["dead"], states["cancelled"])
-        return [] if row == expected else [f"batch counts {row}, rows say {expected}"]
-
     def _judge_schedule(self, one: Recurring) -> list[str]:
         """Go through the record of a schedule: each due time stands there once, and each fired one has one job."""
         ask = self.database.conn.execute
@@ -754,6 +862,10 @@ select schedule, count(*) filter (where duly_job.reason is not :queued) as going
   from duly_job join duly_schedule on duly_schedule.name = duly_job.schedule and overlap in ('skip', 'queue')
  group by schedule having going <> 1
 """
+
+
+# What neither adds nor ends anything.
+UNCOUNTED = OFTEN | {"extend", "progress", "pause", "resume", "define", "leave", "prune"}
 
 
 def _following(one: Recurring, ended: Mapping[str, int]) -> Callable[[Fired], int | None]:
@@ -796,7 +908,7 @@ def shortened(failing: Scenario) -> Scenario:
     before = None
     while failing != before:
         before = failing
-        for part in ("faults", "plans", "schedules"):
+        for part in ("faults", "plans", "schedules", "batches"):
             for item in getattr(failing, part):
                 left = tuple(one for one in getattr(failing, part) if one is not item)
                 failing = _if_it_fails(replace(failing, **{part: left}), failing)
@@ -835,7 +947,8 @@ def _tell(seed: int, *, shorten: bool) -> bool:
         print(seed, *wrong[:5], sep="\n  ")
     if wrong and shorten:
         shorter = shortened(scenario(seed))
-        parts = [*shorter.plans, *shorter.schedules, *shorter.faults, *Simulation(shorter).run()[:5]]
+        parts = [*shorter.plans, *shorter.schedules, *shorter.batches, *shorter.faults]
+        parts += Simulation(shorter).run()[:5]
         print(f"  shorter, with {shorter.workers} workers:", *parts, sep="\n    ", flush=True)
     return bool(wrong)
 

@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,33 @@ async def tick(ctx: Ctx) -> None:
     """Run by a schedule, and write down which due time it is for."""
     with written_down(ctx, schedule=ctx.schedule, due_at=round(ctx.due_at.timestamp() * 1000)):
         await asyncio.sleep(0)
+
+
+@app.task(max_attempts=20, backoff=backoff.fixed("100ms"))
+async def meet(ctx: Ctx, at: float) -> None:
+    """End at a moment of the machine's monotonic clock, at which another job ends too."""
+    with written_down(ctx):
+        await asyncio.sleep(max(0.0, at - time.monotonic()))
+
+
+@app.task(max_attempts=1)
+async def meet_and_die(ctx: Ctx, at: float) -> None:
+    """Fail at that moment, for good."""
+    with written_down(ctx):
+        await asyncio.sleep(max(0.0, at - time.monotonic()))
+        raise ValueError("for good")
+
+
+def _called(which: str) -> Callable[[Ctx], Coroutine[Any, Any, None]]:
+    async def called(ctx: Ctx) -> None:
+        with written_down(ctx, batch=ctx.batch, which=which):
+            await asyncio.sleep(0)
+
+    return called
+
+
+for callback in ("batch_complete", "batch_success", "batch_first_dead"):
+    app.task(name=callback, max_attempts=20, backoff=backoff.fixed("100ms"))(_called(callback))
 
 
 @app.task(max_attempts=10, backoff=backoff.fixed("50ms"))

@@ -17,8 +17,9 @@ from duly.errors import AnswerLost, StoreUnavailable
 from duly.keys import Ids
 from duly.store.ops import Op, Rows
 from tests.proof.breaks import broken
+from tests.proof.fillings import Filling
 from tests.proof.planted import PLANTED
-from tests.proof.simulation import Plan, Recurring, Scenario, Simulation, judge, scenario, shortened, template
+from tests.proof.simulation import Fault, Plan, Recurring, Scenario, Simulation, judge, scenario, shortened, template
 from tests.proof.world import Database, Gate, VirtualLoop, copied
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,7 @@ def test_one_command_repeats_what_failed():
 
 def test_a_worker_whose_slots_are_taken_does_not_spin_while_a_job_is_overdue():
     jobs = (Plan(0, "long", at=0.1, takes=3.0), Plan(1, "plain", at=0.0, takes=0.0, delay=1.5))
-    world = Scenario(seed=0, workers=1, plans=jobs, faults=())
+    world = Scenario(seed=2, workers=1, plans=jobs, faults=())  # in which the worker has one slot
     assert Simulation(world).run() == []
     with broken("sim:spins_without_a_slot"):
         assert Simulation(world).run() == ["stuck: somebody turns in circles, and no time passes"]
@@ -140,5 +141,36 @@ def test_a_schedule_of_a_calm_world_is_fired_and_its_record_is_whole(mode: str):
     assert len(world.ledger.ticks) >= 3
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_batch_of_a_calm_world_is_filled_on_by_the_next_producer_and_its_callbacks_come_once(keep: bool):
+    one = Filling("p", ("good", "bad", "parent", "good"), at=0.0, chunk=1, pace=0.3, keep=keep, crashes=(0.4, 0.4))
+    world = Simulation(Scenario(seed=0, workers=3, plans=(), faults=(), batches=(one,)))
+    assert world.run() == []
+    called = {which: jobs for (batch, which), jobs in world.fillings.called.items() if batch in world.fillings.given}
+    assert {which for which, jobs in called.items() if jobs} == {"complete", "first_dead"}
+
+
+def test_a_handler_that_has_lost_its_lease_adds_nothing_to_a_batch_and_nothing_is_counted():
+    plan, pause = Plan(0, "parent", at=0.0, takes=1.0, batch=True), Fault("pause", at=0.5, target=1, value=4.0)
+    world = Scenario(seed=1, workers=2, plans=(plan,), faults=(pause,), seal_at=7.0)
+    assert Simulation(world).run() == []
+    with broken("counted_without_its_parent"):
+        assert "batch b: 1 open, 0 there, sealed: 0, complete: 0" in Simulation(world).run()
+
+
+def test_the_judge_of_batches_sees_what_is_not_so():
+    one = Filling("p", ("good", "good"), at=0.0, chunk=1)
+    world = Simulation(Scenario(seed=0, workers=3, plans=(), faults=(), batches=(one,)))
+    assert world.run() == []
+    [batch] = [row for row in world.fillings.rows() if row["name"] == "p"]
+    assert list(world.fillings.judge_one(batch)) == []
+    for changed in ({"succeeded": 3}, {"filled": 1}, {"completed_at": None}, {"sealed_at": None}):
+        assert list(world.fillings.judge_one({**batch, **changed})) != []
+
+
 def test_enough_worlds_have_schedules():
     assert sum(bool(scenario(seed).schedules) for seed in range(200)) > 30
+
+
+def test_enough_worlds_have_batches():
+    assert sum(bool(scenario(seed).batches) for seed in range(200)) > 50

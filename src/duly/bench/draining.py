@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -59,13 +59,20 @@ class Drained:
         return sum(told.cpu_s for told in self.told) / self.jobs * 10_000
 
 
-def drain(place: Place, way: Way, jobs: int, *, counted: bool = False) -> Drained:
+def drain(
+    place: Place,
+    way: Way,
+    jobs: int,
+    *,
+    counted: bool = False,
+    filler: Callable[[Place, Way, int], None] | None = None,
+) -> Drained:
     """Fill empty tables while the workers start, let them go together, and see that every job ran as it should."""
     place.fresh()
     with tallied(jobs) as tally, ExitStack() as stack:
         orders = Orders(place.arguments, tally.path, jobs, way.kind, counted=counted)
         crew = [stack.enter_context(Child(orders)) for _ in range(way.workers)]
-        fill(place, way, jobs)
+        (filler or fill)(place, way, jobs)
         place.settle()
         for child in crew:
             child.await_ready()

@@ -16,10 +16,11 @@ import click
 from click.core import ParameterSource
 
 from duly import __version__, settings
-from duly.errors import ConfigError, DulyError, JobNotFound, PayloadError, ScheduleNotFound
+from duly.errors import BatchNotFound, ConfigError, DulyError, JobNotFound, PayloadError, ScheduleNotFound
 
 COMMANDS = {
     "backup": "Copy a SQLite database while it is in use.",
+    "batches": "List, show, watch and cancel batches.",
     "bench": "Measure duly beside the least that your database can do.",
     "check": "Say whether the workers on this machine are alive, for probes.",
     "dead": "Look at dead letters, run them again, settle them.",
@@ -159,7 +160,7 @@ def _exit_code(error: DulyError) -> int:
     match error:
         case ConfigError() | PayloadError():
             return 2
-        case JobNotFound() | ScheduleNotFound():
+        case JobNotFound() | ScheduleNotFound() | BatchNotFound():
             return 3
     return 1
 

@@ -11,6 +11,7 @@ import click
 
 from duly.app import Duly, user
 from duly.cli import Named, tell
+from duly.cli.batches import whole_batch_id
 from duly.cli.database import (
     audit_options,
     bulk_options,
@@ -30,7 +31,7 @@ from duly.store import ops
 C = TypeVar("C", bound=Callable[..., Any])
 
 DEAD = (State.DEAD, State.PARTIAL)
-FILTERS = ("queue", "task", "since", "until", "error")
+FILTERS = ("queue", "task", "since", "until", "error", "batch")
 
 
 @click.group(
@@ -51,7 +52,8 @@ def command() -> None:
 def dead_filters(command: C) -> C:
     """Add the options that say which dead jobs are meant."""
     until = click.option("--until", metavar="WHEN", help="Only jobs that died before then, written like --since.")
-    return filter_options(until(command))
+    batch = click.option("--batch", metavar="ID", help="Only jobs of this batch.")
+    return filter_options(until(batch(command)))
 
 
 def partial_option(command: C) -> C:
@@ -65,6 +67,7 @@ def partial_option(command: C) -> C:
 Examples:
   duly dead list
   duly dead list --task send_receipt --since 2h --error Timeout
+  duly dead list --batch 01997f3e
   duly dead list --all --partial --limit 500 --json
   duly dead list --after 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
 """,
@@ -112,6 +115,8 @@ def _listing(app: Duly, given: Mapping[str, Any], *, everything: bool = False, c
     if closed and until is None:
         until = app.driver.run(ops.clock())  # a job that is replayed and dies again would come round and round
     filters = {name: given[name] for name in ("queue", "task", "error")} | {"partial": given.get("partial", False)}
+    batch = given["batch"]
+    filters["batch_id"] = None if batch is None else whole_batch_id(app, batch)
 
     def page(last: str | None, limit: int) -> list[JobRecord]:
         after = ops.FIRST_ID if last is None else last

@@ -12,6 +12,7 @@ import msgspec
 
 from duly.app import Duly
 from duly.cli import Named, tell
+from duly.cli.batches import whole_batch_id
 from duly.cli.database import (
     audit_options,
     bulk_options,
@@ -58,11 +59,13 @@ Examples:
   duly jobs list
   duly jobs list --state scheduled --queue mail --limit 100
   duly jobs list --task send_receipt --since 2h --error Timeout
+  duly jobs list --batch 01997f3e --state running
   duly jobs list --before 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --json
 """,
 )
 @state_option
 @filter_options
+@click.option("--batch", metavar="ID", help="Only jobs of this batch.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="How many at most.")
 @click.option("--before", metavar="ID", help="Only jobs older than this one: the next page.")
 @database_options
@@ -73,6 +76,7 @@ def list_(
     task: str | None,
     since: str | None,
     error: str | None,
+    batch: str | None,
     limit: int,
     before: str | None,
     url: str | None,
@@ -89,6 +93,7 @@ def list_(
             state=state,
             queue=queue,
             task=task,
+            batch_id=None if batch is None else whole_batch_id(app, batch),
             since=since_ms(app, since),
             error=error,
             before=None if before is None else whole_id(app, before),
@@ -100,7 +105,7 @@ def list_(
         return
     tell_jobs(found[:limit], now)
     if not found:
-        filtered = any(value is not None for value in (state, queue, task, since, error, before))
+        filtered = any(value is not None for value in (state, queue, task, since, error, batch, before))
         click.echo("no job matches these filters" if filtered else "there are no jobs")
     elif len(found) > limit:
         click.echo(f"there are more: --before {found[limit - 1].id}", err=True)

@@ -156,14 +156,14 @@ def enqueue(
     if keyed and len(keyed) < len(jobs):
         raise ConfigError("one enqueue takes jobs with keys or jobs without, not both: split them")
     op = _enqueue_keyed(terms, keyed, now) if keyed else _enqueue_plain(terms, jobs, now)
-    return op if parent is None else _while_held(op, parent)
+    return op if parent is None else while_held(op, parent, [])
 
 
-def _while_held(op: Op[list[Enqueued]], parent: Held) -> Op[list[Enqueued]]:
-    """Make an enqueue that adds nothing once the lease of `parent` is lost."""
+def while_held(op: Op[T], parent: Held, lost: T) -> Op[T]:
+    """Make an enqueue that adds nothing once the lease of `parent` is lost, and then answers `lost`."""
 
-    def read(rows: Rows) -> list[Enqueued]:
-        return op.read(rows[1:]) if rows and len(rows[0]) == 1 else []
+    def read(rows: Rows) -> T:
+        return op.read(rows[1:]) if rows and len(rows[0]) == 1 else lost
 
     params = {**op.params, "parent_id": parent.id, "parent_token": parent.token}
     again = op.again and replace(op.again, sections=("hold_parent", *op.again.sections), params=params, read=read)
@@ -201,7 +201,7 @@ _MOST = {"priority": _INT, "max_attempts": _INT, "lease_ms": _INT}
 
 def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
     records = [{"id": job.id, "payload": job.payload, "envelope": envelopes.pack(job.envelope)} for job in jobs]
-    params = {**_terms(terms), "jobs": _text(records), "now": now}
+    params = {**_terms(terms), "jobs": json_text(records), "now": now}
     added = [Enqueued(job.id) for job in jobs]
     again = Op("enqueue", ("enqueue", "undo_finished"), params, lambda rows: added, wakes=True)
     # Where success leaves no trace, nobody can tell a lost enqueue from a finished one.
@@ -221,8 +221,8 @@ def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
     ]
     params = {
         **_terms(terms),
-        "jobs": _text(records),
-        "ids": _text([job.id for job in jobs]),
+        "jobs": json_text(records),
+        "ids": json_text([job.id for job in jobs]),
         "key_ttl_ms": terms.key_ttl_ms,
         "now": now,
     }
@@ -250,6 +250,7 @@ def _terms(terms: Terms) -> dict[str, Any]:
         "on_dead": terms.on_dead,
         "parent_id": None,
         "parent_token": None,
+        "filling": None,
     }
 
 
@@ -301,13 +302,13 @@ def claim(
         "limit": limit,
         "token": token,
         "worker": worker,
-        "tasks": None if tasks is None else _text(sorted(tasks)),
+        "tasks": None if tasks is None else json_text(sorted(tasks)),
         "alone": alone,
         "now": now,
     }
     section = "claim"
     if parts := _parts(queue, marks):
-        section, params = "claim_marked", {**params, "parts": _text(parts)}
+        section, params = "claim_marked", {**params, "parts": json_text(parts)}
         del params["alone"]
     again = Op("claim", ("await_claim", section), params, _claimed)
     return Op("claim", (section,), params, _claimed, again=again)
@@ -332,7 +333,7 @@ def _part(queue: str, top: int, bottom: int, due_at: int = 0, id_: str = FIRST_I
 
 def head(queue: str, *, tasks: Iterable[str] | None = None, now: int | None = None) -> Op[Head]:
     """See what a claim of `queue` would take first, and how long the way to it is."""
-    params = {"queue": queue, "tasks": None if tasks is None else _text(sorted(tasks)), "now": now}
+    params = {"queue": queue, "tasks": None if tasks is None else json_text(sorted(tasks)), "now": now}
     return Op("head", ("head",), params, _head, writes=False)
 
 
@@ -386,10 +387,13 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
     """
     short: dict[Way, dict[int, dict[str, str | None]]] = {}
     rest: list[dict[str, Any]] = []
-    for job, change in finishes:
+    ways = [way_of(job, change) for job, change in finishes]
+    # Among others it would lock its batch before their keys, which every ending locks the other way round.
+    by_batch_alone = set(ways) == {Way.BATCHED}
+    for (job, change), way in zip(finishes, ways, strict=True):
         if change.result is not None:
             codec.check_json(change.result, f"the result of {job.task}")
-        if (way := way_of(job, change)) is Way.LONG:
+        if way is Way.LONG or (way is Way.BATCHED and not by_batch_alone):
             rest.append(_change(job, change))
         else:
             short.setdefault(way, {}).setdefault(job.token, {})[job.id] = change.result
@@ -404,17 +408,20 @@ class Way(Enum):
 
     PLAIN = "plain"
     KEYED = "keyed"
+    BATCHED = "batched"
     LONG = "long"
 
 
 def way_of(job: Claimed, change: Change) -> Way:
     """Say which way an end takes."""
-    if change.state is not State.SUCCEEDED or job.batch_id is not None or job.schedule is not None:
+    if change.state is not State.SUCCEEDED or job.schedule is not None:
         return Way.LONG
     if job.key is not None:
-        return Way.KEYED if job.keep_ms > 0 else Way.LONG
+        return Way.KEYED if job.keep_ms > 0 and job.batch_id is None else Way.LONG
     # Earlier attempts left rows that a success with `keep=0` has to take along.
-    return Way.PLAIN if job.keep_ms > 0 or job.attempt == 1 else Way.LONG
+    if job.keep_ms == 0 and job.attempt > 1:
+        return Way.LONG
+    return Way.PLAIN if job.batch_id is None else Way.BATCHED
 
 
 def _finish(
@@ -430,12 +437,15 @@ def _finish(
         sections += ("finish_gone" if leaves_nothing else "finish_plain",)
     if Way.KEYED in short:
         sections += ("finish_keyed",)
-    params |= {way.value: _text(ends) for way, ends in short.items()}
+    if Way.BATCHED in short:
+        sections += ("finish_batched", "ended_callbacks")
+        params |= ending([], batches={finish.job.batch_id for finish in finishes if finish.job.batch_id is not None})
+    params |= {way.value: json_text(ends) for way, ends in short.items()}
     if rest:
         sections += ("finish", "failed_attempts", *TAIL)
-        params |= _tail([finish.job.id for finish in finishes]) | {"changes": _text(rest)}
+        params |= ending([finish.job.id for finish in finishes]) | {"changes": json_text(rest)}
     if len(short) + bool(rest) > 1:
-        params.setdefault("ids", _text(list(dict.fromkeys(finish.job.id for finish in finishes))))
+        params.setdefault("ids", json_text(list(dict.fromkeys(finish.job.id for finish in finishes))))
         sections = ("lock_jobs", *sections)
     wakes = any(change["state"] == "ready" for change in rest)
     return Op("finish", sections, params, _recorded, wakes=wakes, follow=lambda answer: _settle(finishes, answer))
@@ -520,7 +530,7 @@ def rescue(seen: Sequence[Sighting], *, now: int | None = None) -> Op[dict[str, 
     """Take jobs from workers that stopped beating: back to ready, or dead where they have had their chances."""
     seen = list(dict.fromkeys(seen))
     records = [{"id": s.id, "token": s.token, "lease_until": s.lease_until} for s in seen]
-    params = {"seen": _text(records), "now": now, **_tail([s.id for s in seen])}
+    params = {"seen": json_text(records), "now": now, **ending([s.id for s in seen])}
     sections = ("rescue", "crashed_attempts", *TAIL)
     return _repeatable("rescue", sections, params, _states, look="rescued", wakes=True)
 
@@ -545,7 +555,7 @@ def wake(versions: Mapping[str, int], queues: Iterable[str], limit: int = 1000) 
     `versions` are the tasks it knows, each with the newest schema version it understands. Said at every beat: a worker
     that registers while another parks would otherwise not find what was parked at that moment.
     """
-    params = {"versions": _text(dict(versions)), "queues": _text(sorted(queues)), "limit": limit}
+    params = {"versions": json_text(dict(versions)), "queues": json_text(sorted(queues)), "limit": limit}
     return Op("wake", ("wake",), params, len, wakes=True)
 
 
@@ -561,7 +571,7 @@ def expirable(limit: int = 1000, *, now: int | None = None) -> Op[list[str]]:
 
 def expire(ids: Sequence[str], *, now: int | None = None) -> Op[list[str]]:
     """End jobs that did not start in time as cancelled, reason `expired`."""
-    return _repeatable("expire", ("expire", *TAIL), {"now": now, **_tail(_uuids(ids))}, _ids, look="cancelled")
+    return _repeatable("expire", ("expire", *TAIL), {"now": now, **ending(_uuids(ids))}, _ids, look="cancelled")
 
 
 PRUNABLE = ("results", "done", "keys", "events", "fires", "batches", "workers")
@@ -592,7 +602,7 @@ def cancel(
     ids: Sequence[str], *, by: str | None = None, why: str | None = None, now: int | None = None
 ) -> Op[dict[str, State]]:
     """End jobs that do not run, and ask those that do. What had ended before is not in the answer."""
-    params = {"now": now, **_tail(_uuids(ids), by, why)}
+    params = {"now": now, **ending(_uuids(ids), by, why)}
     return _repeatable("cancel", ("cancel", *TAIL), params, _states, look="cancelled")
 
 
@@ -600,7 +610,7 @@ def retry(
     ids: Sequence[str], *, by: str | None = None, why: str | None = None, now: int | None = None
 ) -> Op[dict[str, State]]:
     """Make jobs due now that were put off or wait for something. What is in another state is not in the answer."""
-    params = {"now": now, **_tail(_uuids(ids), by, why)}
+    params = {"now": now, **ending(_uuids(ids), by, why)}
     return _repeatable("retry", ("retry",), params, _states, look="retried", wakes=True)
 
 
@@ -621,17 +631,17 @@ def replay(
             keys.check_key(replay.key)
     records = [
         {
-            "id": _uuid(replay.id),
+            "id": uuid_text(replay.id),
             "new_id": replay.new_id,
             "key": replay.key,
             "payload": replay.payload,
             "fingerprint": None if replay.payload is None else keys.fingerprint(replay.payload),
             "force": int(replay.force),
         }
-        for replay in reversed({_uuid(replay.id): replay for replay in reversed(replays)}.values())
+        for replay in reversed({uuid_text(replay.id): replay for replay in reversed(replays)}.values())
     ]
     params = {
-        "replays": _text(records),
+        "replays": json_text(records),
         "by": _clean(by),
         "why": _clean(why),
         "key_ttl_ms": key_ttl_ms,
@@ -655,14 +665,14 @@ def _replayed(rows: Rows) -> list[Replayed]:
 
 def resolve(ids: Sequence[str], *, by: str, why: str, now: int | None = None) -> Op[list[str]]:
     """Mark dead and partial jobs as settled for good."""
-    return _repeatable("resolve", ("resolve",), {"now": now, **_tail(_uuids(ids), by, why)}, _ids, look="resolved")
+    return _repeatable("resolve", ("resolve",), {"now": now, **ending(_uuids(ids), by, why)}, _ids, look="resolved")
 
 
 def purge(
     ids: Sequence[str], *, by: str | None = None, why: str | None = None, now: int | None = None
 ) -> Op[list[str]]:
     """Delete dead jobs by hand, with their attempts and steps."""
-    return _repeatable("purge", ("purge",), {"now": now, **_tail(_uuids(ids), by, why)}, _ids, look="purged")
+    return _repeatable("purge", ("purge",), {"now": now, **ending(_uuids(ids), by, why)}, _ids, look="purged")
 
 
 def pause(kind: str, name: str, *, by: str, why: str, until_ms: int | None = None, now: int | None = None) -> Op[None]:
@@ -730,9 +740,9 @@ def register(
         "id": worker,
         "host": host,
         "pid": pid,
-        "queues": _text(sorted(queues)),
-        "tasks": _text(sorted(tasks)),
-        "schedules": _text(sorted(schedules)),
+        "queues": json_text(sorted(queues)),
+        "tasks": json_text(sorted(tasks)),
+        "schedules": json_text(sorted(schedules)),
         "beat_ms": beat_ms,
         "slots": slots,
         "succeeded": succeeded,
@@ -799,7 +809,7 @@ def parked() -> Op[list[ParkedFigure]]:
 def get(job_id: str, *, now: int | None = None) -> Op[JobRecord | None]:
     """Read one job, live or finished."""
     page = listing(limit=1, now=now)
-    params = {**page.params, "first": _uuid(job_id), "last": _uuid(job_id)}
+    params = {**page.params, "first": uuid_text(job_id), "last": uuid_text(job_id)}
     return Op("get", page.sections, params, lambda rows: _record(rows[0]) if rows else None, writes=False)
 
 
@@ -820,20 +830,26 @@ def listing(
 
     `prefix` is how an id begins that a person has shortened, with its dashes or without.
     """
-    first, last = _beginning_with(prefix or "")
+    first, last = id_range(prefix, before)
     params = {
         "state": state and state.value,
         "task": task,
         "queue": queue,
-        "batch_id": batch_id and _uuid(batch_id),
+        "batch_id": batch_id and uuid_text(batch_id),
         "since": since,
         "error": error,
         "first": first,
-        "last": last if before is None else min(last, _preceding(before)),
+        "last": last,
         "limit": limit,
         "now": now,
     }
     return Op("list", ("list",), params, _records, writes=False)
+
+
+def id_range(prefix: str | None, before: str | None) -> tuple[str, str]:
+    """Give the first and the last id that begin as a person has shortened one, and come before another."""
+    first, last = _beginning_with(prefix or "")
+    return first, last if before is None else min(last, _preceding(before))
 
 
 def _beginning_with(prefix: str) -> tuple[str, str]:
@@ -841,14 +857,14 @@ def _beginning_with(prefix: str) -> tuple[str, str]:
     digits = prefix.strip().replace("-", "").lower()
     if not _DIGITS.fullmatch(digits):
         return LAST_ID, FIRST_ID
-    return _uuid(digits.ljust(32, "0")), _uuid(digits.ljust(32, "f"))
+    return uuid_text(digits.ljust(32, "0")), uuid_text(digits.ljust(32, "f"))
 
 
 _DIGITS = re.compile(r"[0-9a-f]{0,32}")
 
 
 def _preceding(job_id: str) -> str:
-    return str(UUID(int=max(UUID(_uuid(job_id)).int - 1, 0)))
+    return str(UUID(int=max(UUID(uuid_text(job_id)).int - 1, 0)))
 
 
 def dead_list(
@@ -869,13 +885,13 @@ def dead_list(
     params = {
         "task": task,
         "queue": queue,
-        "batch_id": batch_id and _uuid(batch_id),
+        "batch_id": batch_id and uuid_text(batch_id),
         "error": error,
         "since": since,
         "until": until,
         "partial": partial,
         "all": all,
-        "after": _uuid(after),
+        "after": uuid_text(after),
         "limit": limit,
         "now": now,
     }
@@ -894,18 +910,18 @@ def dead_metrics(*, all: bool = False, now: int | None = None) -> Op[list[DeadFi
 def attempts(job_id: str) -> Op[list[Attempt]]:
     """Read the attempts of a job that did not succeed."""
     return Op(
-        "attempts", ("attempts",), {"id": _uuid(job_id)}, lambda rows: [Attempt(*row) for row in rows], writes=False
+        "attempts", ("attempts",), {"id": uuid_text(job_id)}, lambda rows: [Attempt(*row) for row in rows], writes=False
     )
 
 
 def steps(job_id: str) -> Op[list[Step]]:
     """Read what a job's ledger says."""
-    return Op("steps", ("steps",), {"id": _uuid(job_id)}, lambda rows: [Step(*row) for row in rows], writes=False)
+    return Op("steps", ("steps",), {"id": uuid_text(job_id)}, lambda rows: [Step(*row) for row in rows], writes=False)
 
 
 def events(*, job_id: str | None = None, after: int = 0, limit: int = 100) -> Op[list[Event]]:
     """Read the log of rare, meaningful things, oldest first."""
-    params = {"after": after, "limit": limit} | ({} if job_id is None else {"job_id": _uuid(job_id)})
+    params = {"after": after, "limit": limit} | ({} if job_id is None else {"job_id": uuid_text(job_id)})
     section = "events" if job_id is None else "job_events"
     return Op("events", (section,), params, lambda rows: [Event(*row) for row in rows], writes=False)
 
@@ -916,7 +932,7 @@ def why(job_id: str, *, now: int | None = None) -> Op[Why | None]:
     def read(rows: Rows) -> Why | None:
         return explain(Facts(*rows[0])) if rows else None
 
-    return Op("why", ("why",), {"id": _uuid(job_id), "now": now}, read, writes=False)
+    return Op("why", ("why",), {"id": uuid_text(job_id), "now": now}, read, writes=False)
 
 
 def clock() -> Op[int]:
@@ -1001,7 +1017,7 @@ def _decoded(text: str) -> Any:
         return text
 
 
-def _uuid(job_id: str) -> str:
+def uuid_text(job_id: str) -> str:
     """Spell an id as it is stored. What is no id at all is that of no job."""
     try:
         return str(UUID(job_id))
@@ -1010,15 +1026,23 @@ def _uuid(job_id: str) -> str:
 
 
 def _uuids(ids: Iterable[str]) -> list[str]:
-    return [_uuid(job_id) for job_id in ids]
+    return [uuid_text(job_id) for job_id in ids]
 
 
-def _tail(ids: Sequence[str], by: str | None = None, why: str | None = None) -> dict[str, Any]:
-    return {"ids": _text(list(dict.fromkeys(ids))), "by": _clean(by), "why": _clean(why)}
+def ending(
+    ids: Sequence[str], by: str | None = None, why: str | None = None, *, batches: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Give what the tail of every ending wants to know."""
+    return {
+        "ids": json_text(list(dict.fromkeys(ids))),
+        "by": _clean(by),
+        "why": _clean(why),
+        "batches": json_text(sorted(batches)),
+    }
 
 
 def _held(held: Iterable[Held]) -> str:
-    return _text([{"id": one.id, "token": one.token} for one in held])
+    return json_text([{"id": one.id, "token": one.token} for one in held])
 
 
 def _states(rows: Rows) -> dict[str, State]:
@@ -1037,5 +1061,6 @@ def _clean(text: str | None) -> str | None:
     return text and failure.escape_text(text)
 
 
-def _text(records: Any) -> str:
+def json_text(records: Any) -> str:
+    """Write what travels as one parameter."""
     return _json(records).decode()

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 from duly import Ctx, Duly, SyncCtx
+from duly.app import Job
 
 app = Duly()
 
@@ -280,3 +281,18 @@ async def schedules() -> None:
     assert_type(daily.enqueue(4).result(), float)
     app.schedules.create("one", daily.call(7), "1h", catchup="all")
     await app.schedules.acreate("two", often, "1h", jitter="1m")
+
+
+async def batches() -> None:
+    with app.batch("import", key="k", on_complete=often, on_success="report", ok_at=0.9) as batch:
+        assert_type(plain.enqueue(1).result(), float)
+        assert_type(batch.fill(plain.call(n) for n in range(9)), int)
+        batch.fill([plain.call(1), keyword_only.call(number=2)])
+    async with app.batch("import") as other:
+        assert_type(await other.afill([coroutine.call(1)]), int)
+        assert_type(await plain.using(batch=other).aenqueue(1), Job[float])
+    assert_type(plain.using(batch=app.batches.get(batch.id)).enqueue(1).result(), float)
+    assert_type(batch.progress().percent, float)
+    assert_type((await other.await_(5)).complete, bool)
+    assert_type(batch.cancel(by="me", why="so"), int)
+    assert_type([one.total for one in app.batches.list(name="import", active=True)], list[int])

@@ -328,3 +328,17 @@ def schedules() -> None:
     often.enqueue(1)  # E: call-arg
     app.schedules.create("one", print, "1h")  # E: arg-type
     app.schedules.create("one", often, "1h", pause_after="3")  # E: arg-type
+
+
+def batches() -> None:
+    app.batch()  # E: call-arg
+    app.batch("import", on_complet=often)  # E: call-arg
+    app.batch("import", on_complete=print)  # E: arg-type
+    app.batch("import", ok_at="all")  # E: arg-type
+    app.batches.list(nmae="import")  # E: call-arg
+    with app.batch("import") as batch:
+        batch.fill([often])  # E: list-item
+        batch.wait("5s")  # E: arg-type
+    often.using(batch=batch.id)  # E: arg-type
+    text: str = batch.progress().total  # E: assignment
+    print(text)

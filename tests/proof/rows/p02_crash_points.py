@@ -79,7 +79,7 @@ def _in_two_commits(self: SQLiteDriver, conn: Any, op: Op[Any]) -> Rows:
     rows: list[Any] = []
     for section in op.sections:
         rows += _run_on(self, conn, Op(op.name, (section,), op.params, op.read))
-        if section in ("finish", "rescue", "cancel", "fire_jobs"):
+        if section in ("finish", "finish_batched", "rescue", "cancel", "fire_jobs", "count_added", "seal_batch"):
             conn.execute("commit")
             conn.execute("begin immediate")
     return rows

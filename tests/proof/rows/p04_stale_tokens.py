@@ -20,8 +20,9 @@ from msgspec import structs
 
 from duly.context import Lease, SyncCtx
 from duly.errors import LeaseLost
+from duly.keys import id_in
 from duly.model import PARKED, Change, Claimed, Failure, NewJob, State, Terms, Verdict
-from duly.store import ops
+from duly.store import batches, ops
 from duly.store.ops import Finish, Held
 from duly.store.postgres import bring_up_to_date
 from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store, new_id
@@ -44,7 +45,10 @@ CHANGES = {
     "snooze": Change(State.SCHEDULED, after_ms=1000, give_back_attempt=True),
     "release": Change(State.READY, give_back_attempt=True),
 }
-VARIANTS: dict[str, dict[str, Any]] = {"plain": {}, "with a key": {"key": "k"}, "keep=0": {"keep_ms": 0}}
+BATCH, FILLED = new_id(), new_id()  # on every store: one to which anybody adds, one that is filled under a key
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {}, "with a key": {"key": "k"}, "in a batch": {"batch_id": BATCH}, "keep=0": {"keep_ms": 0}
+}  # fmt: skip
 
 Rows: TypeAlias = dict[str, list[tuple[Any, ...]]]
 
@@ -103,6 +107,8 @@ def _stores(folder: Path, turn: int) -> Iterator[Store]:
 
 
 def _fill(setting: Setting, store: Store, chance: random.Random, tally: Tally) -> None:
+    for batch_id, key in ((BATCH, None), (FILLED, "k")):
+        store.run(batches.open_batch(batch_id, "b", key=key, now=store.now))
     _right(store, tally)
     _matrix(setting, store, chance, tally)
     if not (setting.broken and tally.faults):
@@ -120,9 +126,10 @@ def _right(store: Store, tally: Tally) -> None:
 
 
 def _matrix(setting: Setting, store: Store, chance: random.Random, tally: Tally) -> None:
-    names = list(VARIANTS) if setting.full else ["plain", "with a key"]
     for name, situation in SITUATIONS.items():
-        for variant in names:
+        # A short run has time for one more of each situation, as the seed says.
+        beside = chance.choice(["with a key", "in a batch"])
+        for variant in VARIANTS if setting.full else ("plain", beside):
             stale = _brought_about(situation, store, _terms(variant), chance)
             store.now += 1000  # so that what is written differs from what is there
             writes = list(_writes(store).items())
@@ -210,6 +217,9 @@ def _writes(store: Store) -> dict[str, Write]:
         "heartbeat": _heartbeat,
         "enqueue by the handler": _child(None),
         "keyed enqueue by the handler": _child("child"),
+        "add to a batch by the handler": _joining(None),
+        "keyed add to a batch by the handler": _joining("child"),
+        "fill of a batch by the handler": _filling,
     }
     if isinstance(store, SQLiteStore | PostgresStore):  # D1 has no transaction of the caller's
         writes["ctx.commit"] = _commit
@@ -248,6 +258,24 @@ def _child(key: str | None) -> Write:
     return write
 
 
+def _joining(key: str | None) -> Write:
+    def write(store: Store, job: Claimed, verdict: Verdict) -> bool:
+        child = NewJob(new_id(), '{"n":2}', key=key and new_id())
+        terms = Terms(task="work", queue="children", batch_id=BATCH)
+        return not store.run(batches.add(terms, [child], parent=Held(job.id, job.token), now=store.now)).lost
+
+    return write
+
+
+def _filling(store: Store, job: Claimed, verdict: Verdict) -> bool:
+    """Add at the place where a batch with a key is filled."""
+    [(filled,)] = store.query("select filled from duly_batch where id = ?", FILLED)
+    terms = Terms(task="work", queue="children", batch_id=FILLED)
+    child = NewJob(id_in(FILLED, filled), '{"n":2}')
+    op = batches.add(terms, [child], filling=filled, parent=Held(job.id, job.token), now=store.now)
+    return not store.run(op).lost
+
+
 def _commit(store: Store, job: Claimed, verdict: Verdict) -> bool:
     """Stage a finish in a transaction of the caller's, who commits whatever he is told."""
     ctx = SyncCtx(Lease(job, cast("Any", None), store.driver, "duly", 0.0))
@@ -277,7 +305,9 @@ def _claimed(store: Store, terms: dict[str, Any], **more: Any) -> Claimed:
     """Enqueue a job in a queue of its own, and claim it."""
     terms = {"queue": new_id(), **terms}
     key = terms.pop("key", None)
-    if key is None:
+    if "batch_id" in terms:
+        store.run(batches.add(Terms(task="work", **terms), [NewJob(new_id(), '{"n":1}')], now=store.now))
+    elif key is None:
         store.enqueue(1, **terms)
     else:
         store.enqueue_key(key, **terms)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
+from duly import Duly
+from duly.batches import Batch
+from duly.keys import id_in
 from duly.model import (
     QUEUED,
     Catchup,
@@ -22,7 +27,9 @@ from duly.model import (
     Terms,
     Verdict,
 )
-from duly.store import ops, schedules
+from duly.steps import Steps
+from duly.store import batches, ops, schedules
+from duly.store.batches import Added
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.postgres import bring_up_to_date
 from duly.store.schedules import Due
@@ -74,7 +81,7 @@ async def _run(setting: Setting, url: str) -> Figure:
         for name, turn in _turns(setting):
             board.clear()
             scripts, judge = RACES[name](store)
-            if setting.broken and not all(_runs(scripts, section) for section in _concerned(setting.broken)):
+            if setting.broken and not _concerns(setting.broken, name, scripts):
                 continue  # nothing is broken for it
             board.save()
             numbers[name], found = await _race(setting, name, turn, (scripts, judge), sessions, board)
@@ -94,9 +101,11 @@ def _turns(setting: Setting) -> Iterator[tuple[str, int]]:
     return ((name, turn) for turn in range(TURNS_BROKEN if setting.broken else 1) for name in RACES)
 
 
-def _concerned(control: str) -> tuple[str, str]:
+def _concerns(control: str, name: str, scripts: Sequence[Script]) -> bool:
     section = CONTROLS[control][0]
-    return section, BESIDE.get(control, section)
+    if control in CALLED:
+        return CALLED[control] in name
+    return _runs(scripts, section) and _runs(scripts, BESIDE.get(control, section))
 
 
 def _runs(scripts: Sequence[Script], section: str) -> bool:
@@ -172,6 +181,7 @@ def _unsound(outcome: Outcome) -> Iterator[str]:
     for row in holders.values():
         if row["state"] == "live" and row["job_id"] not in live:
             yield f"the key {row['key']} is held by {row['job_id']}, which is not live"
+    yield from _uncounted(outcome)
 
 
 # Claim
@@ -850,25 +860,382 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
     return [[_claim(1001, 1)], [WAKE], [ops.retry(ids[::-1], now=NOW)]], judge
 
 
-@race("last two jobs of a batch")
+# Batches
+
+
+class Made(NamedTuple):
+    """A batch, and the ids of the jobs that it adds."""
+
+    id: str
+    callbacks: dict[str, str]
+
+
+def _open(store: PostgresStore, *, key: str | None = None) -> Made:
+    made = Made(new_id(), {name: new_id() for name in CALLBACKS})
+    specs = {name: json.dumps({**CALLBACK, "id": job_id, "task": name}) for name, job_id in made.callbacks.items()}
+    store.run(batches.open_batch(made.id, "b", key=key, callbacks=batches.Callbacks(**specs), now=NOW))
+    return made
+
+
+CALLBACKS = ("on_complete", "on_success", "on_first_dead")
+CALLBACK = {
+    "queue": "after", "priority": 0, "payload": "{}", "max_attempts": 5, "lease_ms": LEASE, "keep_ms": 1000,
+    "result_ttl_ms": 1000,
+}  # fmt: skip
+
+
+def _more(made: Made, count: int = 1, *, keys: Sequence[str] = (), **more: Any) -> Op[Added]:
+    """Make the operation that adds jobs to a batch, one for each key where keys are given."""
+    wanted: Sequence[str | None] = keys or [None] * count
+    jobs = [NewJob(new_id(), '{"n":1}', key=key) for key in wanted]
+    return batches.add(Terms(task="work", batch_id=made.id), jobs, now=NOW, **more)
+
+
+def _seal(made: Made) -> Op[bool]:
+    return batches.seal(made.id, now=LATE)
+
+
+def _full(store: PostgresStore, count: int, *, sealed: bool = True, keys: Sequence[str] = ()) -> tuple[Made, Any]:
+    """Have a batch, and its jobs claimed."""
+    made = _open(store)
+    store.run(_more(made, count, keys=keys))
+    if sealed:
+        store.run(batches.seal(made.id, now=NOW))
+    return made, store.claim(count)
+
+
+def _uncounted(outcome: Outcome) -> Iterator[str]:
+    """Find batches whose counters are not their rows, and callbacks that are missing, doubled or not due."""
+    there = Counter(row["id"] for table in ("job", "done") for row in outcome.rows(table))
+    for batch in outcome.rows("batch"):
+        ended = [row for row in outcome.rows("done", batch_id=batch["id"]) if row["replayed_as"] is None]
+        states = Counter(row["state"] for row in ended)
+        counted = {name: batch[name] for name in ("succeeded", "partial", "dead", "cancelled")}
+        live = len(outcome.rows("job", batch_id=batch["id"]))
+        if batch["open"] != live or counted != {name: states[name] for name in counted}:
+            yield f"a batch counts {batch['open']} open and {counted}, rows say {live} and {dict(states)}"
+        full = batch["sealed_at"] is not None
+        again = bool(outcome.rows("event", name="job.replayed"))  # then it may be open again, or better than it was
+        if (batch["completed_at"] is not None) != (full and not live) and not (again and full):
+            yield f"a batch, sealed: {full}, with {live} open, is complete: {batch['completed_at'] is not None}"
+        expected = {
+            "on_complete": {batch["completed_at"] is not None},
+            "on_success": {batch["completed_at"] is not None and states["succeeded"] == len(ended)},
+            "on_first_dead": {batch["first_dead_at"] is not None},
+        }
+        if again:
+            expected["on_success"].add(False)
+        for name, due in expected.items():
+            if batch[name] is not None and there[json.loads(batch[name])["id"]] not in due:
+                yield f"{name} was made {there[json.loads(batch[name])['id']]} times, due: {due}"
+
+
+def _complete(outcome: Outcome, *, succeeded: int = 0, dead: int = 0, cancelled: int = 0) -> Iterator[str]:
+    """See that the batch is complete, and that so many of its jobs ended so."""
+    [row] = outcome.rows("batch")
+    found = tuple(row[name] for name in ("open", "succeeded", "dead", "cancelled"))
+    if found != (0, succeeded, dead, cancelled) or row["completed_at"] is None:
+        yield f"a batch whose jobs have ended is {row}"
+
+
+def _last_of_batch(*ends: Callable[[Claimed], Op[Any]], **counts: int) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        _, jobs = _full(store, len(ends))
+        scripts: list[Script] = [[end(job)] for end, job in zip(ends, jobs, strict=True)]
+        return scripts, lambda outcome: _complete(outcome, **counts)
+
+    return prepare
+
+
+def _succeeds(job: Claimed) -> Op[Any]:
+    return _finish(job, SUCCESS)
+
+
+def _dies(job: Claimed) -> Op[Any]:
+    return _finish(job, DEAD)
+
+
+race("last two jobs of a batch")(_last_of_batch(_succeeds, _succeeds, succeeded=2))
+race("last two jobs of a batch, one dead")(_last_of_batch(_succeeds, _dies, succeeded=1, dead=1))
+race("last jobs of a batch, two dead, 3 sessions")(_last_of_batch(_dies, _dies, _succeeds, succeeded=1, dead=2))
+
+
+@race("the last jobs of two batches end in lists of different orders, 3 sessions")
 def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    batch, callback = new_id(), new_id()
-    spec = {"id": callback, "task": "after", "queue": "default", "priority": 0, "payload": "{}", "max_attempts": 5,
-            "lease_ms": LEASE, "keep_ms": 1000, "result_ttl_ms": 1000}  # fmt: skip
-    store.query(
-        "insert into duly_batch (id, name, created_at, sealed_at, open, on_complete) values (?, 'b', ?, ?, 2, ?)",
-        batch, NOW, NOW, json.dumps(spec),
-    )  # fmt: skip
-    jobs = [_one(store, batch_id=batch), _one(store, batch_id=batch)]
+    (_, ones), (_, others) = _full(store, 3), _full(store, 2)
+    lists = [(SUCCESS, [others[0], ones[0]]), (DEAD, [ones[1], others[1]])]
+    scripts = [[ops.finish([Finish(job, change) for job in some], now=LATE)] for change, some in lists]
+    scripts.append([_succeeds(ones[2])])  # behind whom the two wait, each with what it has locked by then
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        if any(row["completed_at"] is None for row in outcome.rows("batch")):
+            yield "a batch whose jobs have ended is not complete"
+
+    return scripts, judge
+
+
+@race("finish of several of a batch against cancel in another order")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _, jobs = _full(store, 3)
+    finish = ops.finish([Finish(job, SUCCESS) for job in jobs[::-1]], now=LATE)
+    cancels = [ops.cancel([job.id for job in some], now=LATE) for some in (jobs, jobs[::-1])]
+    return [[finish], *([cancel] for cancel in cancels)], lambda outcome: _complete(outcome, succeeded=3)
+
+
+def _last_against_seal(end: Callable[[Claimed], Op[Any]], **counts: int) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        made, [job] = _full(store, 1, sealed=False)
+        return [[end(job)], [_seal(made)]], lambda outcome: _complete(outcome, **counts)
+
+    return prepare
+
+
+race("seal against the last finish, success")(_last_against_seal(_succeeds, succeeded=1))
+race("seal against the last finish, dead")(_last_against_seal(_dies, dead=1))
+race("seal against cancel of the last")(
+    _last_against_seal(lambda job: _finish(job, Change(State.CANCELLED, reason="no")), cancelled=1)
+)
+
+
+@race("seal against seal and the last finish")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    made, [job] = _full(store, 1, sealed=False)
+    return [[_seal(made)], [_seal(made)], [_succeeds(job)]], lambda outcome: _complete(outcome, succeeded=1)
+
+
+@race("add against finish in the same batch")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    made, [job] = _full(store, 1, sealed=False)
 
     def judge(outcome: Outcome) -> Iterator[str]:
         [row] = outcome.rows("batch")
-        if (row["open"], row["succeeded"], row["completed_at"]) != (0, 2, LATE):
-            yield f"a batch whose jobs have ended is {row}"
-        if [row["id"] for row in outcome.rows("job")] != [callback]:
-            yield f"the callback was made {len(outcome.rows('job'))} times"
+        if (row["open"], row["succeeded"], row["completed_at"]) != (4, 1, None):
+            yield f"a batch to which two have added, and of which one job has ended, is {row}"
 
-    return [[_finish(job, SUCCESS)] for job in jobs], judge
+    return [[_more(made, 2)], [_succeeds(job)], [_more(made, 2)]], judge
+
+
+def _add_against_seal(keys: Sequence[str], *rest: Callable[[Claimed], Op[Any]]) -> Prepare:
+    """Have somebody add while another seals: what is not refused is counted."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        made, jobs = _full(store, len(rest), sealed=False)
+        op = _more(made, 2, keys=keys)
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            refused, [row] = outcome.answer(0).sealed, outcome.rows("batch")
+            if row["open"] != (0 if refused else 2):
+                yield f"refused: {refused}, and {row['open']} jobs are open"
+            if refused and outcome.before(0, 1):
+                yield "a batch that was not sealed took nothing"
+            if outcome.rows("key") and refused:
+                yield "what was refused has left its key"
+
+        return [[op], [_seal(made)], *([end(job)] for end, job in zip(rest, jobs, strict=True))], judge
+
+    return prepare
+
+
+race("add against seal")(_add_against_seal(()))
+race("keyed add against seal")(_add_against_seal("ab"))
+race("add against seal and the last finish")(_add_against_seal((), _succeeds))
+
+
+def _keyed_add_against_end(end: Callable[[Claimed], Op[Any]], *, frees: bool) -> Prepare:
+    """Have the holder of a key end while somebody adds to its batch under that key."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        made, [holder, _] = _full(store, 2, sealed=False, keys="ab")
+        op = _more(made, keys="ba")
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            [row], [_, answer] = outcome.rows("batch"), outcome.answer(0).jobs
+            fresh = not answer.deduplicated
+            if row["open"] != 1 + fresh:
+                yield f"the key was taken: {fresh}, and {row['open']} jobs are open"
+            if fresh and not frees:
+                yield "a second job has the key of one that succeeded"
+            if frees and outcome.before(1, 0) and not fresh:
+                yield "a key was not free after its holder had ended"
+
+        return [[op], [end(holder)]], judge
+
+    return prepare
+
+
+race("keyed add against finish of the holder, success")(_keyed_add_against_end(_succeeds, frees=False))
+race("keyed add against finish of the holder, dead")(_keyed_add_against_end(_dies, frees=True))
+
+
+def _added_again(keys: Sequence[str], *more: Callable[[Made], Op[Any]]) -> Prepare:
+    """Have an add that was not answered be repeated while what it added is claimed and ends."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        made = _open(store)
+        op = _more(made, 2, keys=keys)
+        store.run(op)
+        assert op.again is not None
+
+        def finish(answers: list[Any]) -> Op[Any] | None:
+            # What the repetition has locked is not claimed.
+            changes = zip(answers[0], (SUCCESS, DEAD), strict=False)
+            return ops.finish([Finish(*one) for one in changes], now=LATE) if answers[0] else None
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            [row], added = outcome.rows("batch"), outcome.answer(0)
+            if added.sealed or any(answer.deduplicated for answer in added.jobs[:1]):
+                yield f"an add said again, of what was added, is told {added}"
+            if row["open"] + row["succeeded"] + row["dead"] != 2:
+                yield f"two jobs were added, and added again: {row}"
+
+        return [[op.again], [_claim(1001, 2), finish], *([make(made)] for make in more)], judge
+
+    return prepare
+
+
+race("repeated add against claim and finish")(_added_again(()))
+race("repeated keyed add against claim and finish")(_added_again("ab"))
+race("repeated add against seal, claim and finish")(_added_again((), _seal))
+
+
+@race("add against its repetition and seal")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    made = _open(store)
+    op = _more(made, 2)
+    assert op.again is not None
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        [row] = outcome.rows("batch")
+        refused = [outcome.answer(number).sealed for number in (0, 1)]
+        if row["open"] != (0 if all(refused) else 2):
+            yield f"refused: {refused}, and {row['open']} jobs are open"
+        if refused == [False, True] and not outcome.before(1, 0):
+            yield "what was added is told to be refused when asked again"
+
+    return [[op], [op.again], [_seal(made)]], judge
+
+
+@race("add by a handler of the batch against its rescue")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    made, [parent] = _full(store, 1, sealed=False)
+    op = _more(made, 2, parent=_held(parent))
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        added, [row] = not outcome.answer(0).lost, outcome.rows("batch")
+        if row["open"] != (3 if added else 1):
+            yield f"a handler added: {added}, and {row['open']} jobs are open"
+        if added and outcome.before(1, 0):
+            yield "a handler that had lost its lease added to a batch"
+
+    return [[op], [_rescue(parent)]], judge
+
+
+@race("replay against the last finish of a batch")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _, jobs = _full(store, 2)
+    store.kill(jobs[0])
+    replay = ops.replay([Replay(jobs[0].id, new_id())], by="p", why="again", now=LATE)
+
+    def finish(answers: list[Any]) -> Op[Any]:
+        [job] = answers[1]
+        return _finish(job, SUCCESS)
+
+    scripts: list[Script] = [[replay, _claim(1001, 1, now=LATE), finish], [_succeeds(jobs[1])]]
+    return scripts, lambda outcome: _complete(outcome, succeeded=2)
+
+
+@race("cancel of the rest of a batch against finish")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    made, jobs = _full(store, 2, sealed=False)
+    store.run(_more(made))
+    seal, rest = _seal(made), batches.rest(made.id)
+
+    def cancel(answers: list[Any]) -> Op[Any]:
+        return ops.cancel(answers[1], by="p", now=LATE)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        [row] = outcome.rows("batch")
+        told = outcome.answer(0)
+        if row["succeeded"] != 1 or row["open"] != (outcome.state(jobs[1].id) not in ("cancelled", "succeeded")):
+            yield f"the rest was cancelled ({told}), one job succeeded, one is {outcome.state(jobs[1].id)}: {row}"
+        if outcome.before(0, 1) and outcome.state(jobs[1].id) != "cancelled":
+            yield f"a job that was asked to stop is {outcome.state(jobs[1].id)}"
+
+    return [[seal, rest, cancel], [_finish(jobs[1], RETRY)], [_succeeds(jobs[0])]], judge
+
+
+# What is added in order, under a key
+
+
+PLACES = 5
+
+
+def _placed(made: Made, begin: int, end: int) -> Op[Added]:
+    jobs = [NewJob(id_in(made.id, place), json.dumps({"n": place})) for place in range(begin, end)]
+    return batches.add(Terms(task="work", batch_id=made.id), jobs, filling=begin, now=NOW)
+
+
+def _filling(made: Made, sizes: Sequence[int]) -> Script:
+    """Fill a batch as the product does, in chunks of these sizes."""
+    app = Duly("postgresql://nowhere")
+
+    @app.task
+    def work(n: int) -> None: ...
+
+    going: list[Steps[list[Enqueued]]] = []
+
+    def step(answers: list[Any]) -> Op[Any] | None:
+        if not answers:
+            places = iter(range(PLACES))
+            chunks = [[work._called(work.call(n)) for n in islice(places, size)] for size in sizes]
+            batch = Batch(app, batches.open_batch(made.id, "b", key="k"))
+            batch._opened, batch._place = batches.Opened(made.id, "b", "k", NOW, 0, None), 0
+            going[:] = [batch._adding(work, chunks)]
+        try:
+            return going[0].send(answers[-1] if answers else None)
+        except StopIteration:
+            return None
+
+    return [step] * (2 * PLACES)
+
+
+def _each_place_once(outcome: Outcome, made: Made) -> Iterator[str]:
+    [row] = outcome.rows("batch")
+    there = sorted(json.loads(one["payload"])["n"] for table in ("job", "done") for one in outcome.rows(table)
+                   if one["batch_id"] == made.id)  # fmt: skip
+    if there != list(range(row["filled"])) or row["filled"] != PLACES:
+        yield f"of {PLACES} places {row['filled']} are filled, with {there}"
+
+
+@race("two fill one batch under its key")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    made = _open(store, key="k")
+    return [_filling(made, (2, 3)), _filling(made, (3, 2))], lambda outcome: _each_place_once(outcome, made)
+
+
+@race("two fill one batch under its key, which a third one claims and ends")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    made = _open(store, key="k")
+    store.run(_placed(made, 0, 3))
+
+    def finish(answers: list[Any]) -> Op[Any] | None:
+        return ops.finish([Finish(job, SUCCESS) for job in answers[0]], now=LATE) if answers[0] else None
+
+    scripts: list[Script] = [
+        [_placed(made, 0, 3), _placed(made, 3, PLACES)], [_placed(made, 3, PLACES)], [_claim(1001, 2), finish]
+    ]  # fmt: skip
+    return scripts, lambda outcome: _each_place_once(outcome, made)
+
+
+@race("one batch is opened twice under its key")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    opening = [batches.open_batch(new_id(), "b", key="k", now=NOW) for _ in range(2)]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        if len({outcome.answer(number).id for number in (0, 1)}) != 1 or len(outcome.rows("batch")) != 1:
+            yield f"two opened a batch under one key, and there are {len(outcome.rows('batch'))}"
+
+    return [[op] for op in opening], judge
 
 
 # Schedules
@@ -1082,7 +1449,7 @@ SEEN = (
 ENDED = "\n       and (duly_job.lease_until <= now or duly_job.lease_until > now + lease_ms + 2 * (lease_ms / 3))"
 
 # Without each of these the row must be red: what it is called, the section, and what is changed in it.
-CONTROLS = {
+CONTROLS: dict[str, tuple[str, str, str]] = {
     "claim_lock": ("claim", "room from asked)\n       for update skip locked", "room from asked)"),
     "claim_again": ("claim", "or exists (select 1 from duly.duly_job where token = :token::bigint)", ""),
     "rescue_guard": ("rescue", "\n       and duly_job.lease_until = seen.lease_until" + SEEN + ENDED, SEEN),
@@ -1094,11 +1461,19 @@ CONTROLS = {
     "hold_lock": ("hold", LOCKED, "order by id"),
     "fire_lock": ("fire_lock", "order by name\n       for update", "order by name"),
     "end_revision": ("ended_schedule", "overlap <> 'allow' then 1", "overlap <> 'allow' then 0"),
+    "batch_order": ("ended_batch", "order by id for update", "order by id desc for update"),
+    "add_lock": ("lock_batch", " for no key update\n", "\n"),
+    "add_again": ("count_added", "where duly_done.id = input.id)", "where false)"),
+    "fill_guard": ("enqueue", "or filled = :filling::bigint)", "or true)"),
 }  # fmt: skip
-# Every ending runs this section: those are looked at that race with another one.
-BESIDE = {"end_revision": "fire_jobs"}
+# What else has to be changed for a defence to be gone.
+ALONG = {"fill_guard": (("count_filled", "and filled = :filling::bigint", ""),)}
+# Some sections are run by more than what they defend: those races are looked at that run another one too, or are called
+# so.
+BESIDE = {"end_revision": "fire_jobs", "fill_guard": "count_filled"}
+CALLED = {"batch_order": "two batches"}
 for _name, _change in CONTROLS.items():
-    breaks.sql(_name, _change, dialects=("postgres",))
+    breaks.sql(_name, _change, *ALONG.get(_name, ()), dialects=("postgres",))
 
 ROW = Row(
     "P17",

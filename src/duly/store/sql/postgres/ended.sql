@@ -54,7 +54,9 @@ update duly.duly_batch
  where duly_batch.id = any (array(select id from locked)) and duly_batch.id = ended.batch_id;
 
 -- name: ended_callbacks
--- A callback is a job inserted by the operation that makes it due, so that a crash cannot lose it.
+-- A callback is a job inserted by the operation that makes it due, so that a crash cannot lose it. `:batches`
+-- are those whose jobs are gone by now, by a short way out, and one that is being sealed. A share such as 0.28 of 25 is a
+-- little more than 7 where numbers are binary, and 7 are enough.
 with clock as materialized (select :now as now),
 ended as materialized (
     select id, state, batch_id, on_dead, envelope
@@ -68,10 +70,14 @@ callback as materialized (
       from duly.duly_batch
      cross join lateral (values
            (on_complete, open = 0 and sealed_at is not null and completed_at is null),
-           (on_success, open = 0 and sealed_at is not null and completed_at is null
-                        and partial = 0 and dead = 0 and cancelled = 0),
+           (on_success, open = 0 and sealed_at is not null and completed_at is null and cancelled_at is null
+                        and succeeded + 0.000001 >= ok_at * (succeeded + partial + dead + cancelled)),
            (on_first_dead, dead > 0 and first_dead_at is null)) as due (spec, is_due)
-     where duly_batch.id = any (array(select batch_id from ended)) and is_due and spec is not null
+     where duly_batch.id = any (array(
+           select batch_id from ended
+            union all
+           select batch::uuid from json_array_elements_text(:batches::json) as batch))
+       and is_due and spec is not null
      union all
     -- The id is a UUIDv7 of the database's own making: it is inserted once, with the death it tells of.
     select on_dead::json,
@@ -95,7 +101,10 @@ update duly.duly_batch
  where id = any (array(
        select batch_id from duly.duly_job
         where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
-          and finished_at is not null));
+          and finished_at is not null
+        union all
+       select batch::uuid from json_array_elements_text(:batches::json) as batch))
+   and (open = 0 and sealed_at is not null and completed_at is null or dead > 0 and first_dead_at is null);
 
 -- name: ended_schedule
 -- Counts dead runs in a row, pauses after too many, counts on from this end where it is awaited, and lets the next run

@@ -9,7 +9,8 @@
 
 -- name: enqueue
 -- Repeated while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
--- that lost its lease (`hold_parent`) adds nothing either.
+-- that lost its lease (`hold_parent`) adds nothing either, and nothing is added to a batch that takes no more, or whose
+-- key says that it was filled further (`:filling`) by now.
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
@@ -21,10 +22,15 @@ select id, :task, :queue, :priority::int,
        :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text
   from clock
  cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text)
- where :parent_token::bigint is null
-    or exists (
-       select 1 from duly.duly_job
-        where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running')
+ where (:parent_token::bigint is null
+        or exists (
+           select 1 from duly.duly_job
+            where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running'))
+   and (:filling::bigint is null
+        or exists (
+           select 1 from duly.duly_batch
+            where id = :batch_id::uuid and sealed_at is null
+              and (:filling::bigint < 0 or filled = :filling::bigint)))
     on conflict (id) do nothing;
 
 -- name: hold_parent
@@ -80,6 +86,11 @@ select id, :task, :queue, :priority::int,
        select 1 from duly.duly_key
         where duly_key.task = :task and duly_key.key = input.key and duly_key.job_id = input.id
           and duly_key.state = 'live')
+   and (:filling::bigint is null
+        or exists (
+           select 1 from duly.duly_batch
+            where duly_batch.id = :batch_id::uuid and sealed_at is null
+              and (:filling::bigint < 0 or filled = :filling::bigint)))
     on conflict (id) do nothing;
 
 -- name: undo_finished
@@ -425,6 +436,54 @@ kept as (
            on_dead, origin, replay_of, replay_count
       from gone
      cross join clock
+)
+select id::text from gone;
+
+-- name: finish_batched
+-- The short way out for a success of a batch: it is counted, then gone. `ended_callbacks` follows. Differs from SQLite:
+-- the batches are locked in order, after the jobs, as everywhere.
+with clock as materialized (select :now as now),
+input as materialized (
+    select one.key::uuid as id, held.key::bigint as token, one.value as result
+      from json_each(:batched::json) as held
+     cross join json_each_text(held.value) as one
+     order by id
+),
+gone as (
+    delete from duly.duly_job
+     using input
+     where duly_job.id = any (array(select id from input)) and duly_job.id = input.id
+       and duly_job.token is not distinct from input.token
+       and state = 'running' and key is null and batch_id is not null and schedule is null
+    returning duly_job.id, task, queue, priority, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
+              expires_at, lease_ms, duly_job.token, worker, progress, progress_message, cancel_requested_at, keep_ms,
+              result_ttl_ms, batch_id, on_dead, origin, replay_of, replay_count, input.result as result
+),
+kept as (
+    insert into duly.duly_done (
+        id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
+        expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
+        finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, on_dead, origin, replay_of, replay_count)
+    select id, task, queue, priority, 'succeeded', payload, envelope, attempt, max_attempts, crashes, created_at,
+           due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result,
+           case when result is not null then now + result_ttl_ms end, now, keep_ms, result_ttl_ms,
+           now + case when result is not null then least(result_ttl_ms, keep_ms) else keep_ms end, batch_id, on_dead,
+           origin, replay_of, replay_count
+      from gone
+     cross join clock
+     where keep_ms > 0
+),
+ended as materialized (
+    select batch_id, count(*) as n from gone group by batch_id
+),
+locked as materialized (
+    select id from duly.duly_batch where id = any (array(select batch_id from ended)) order by id for update
+),
+counted as (
+    update duly.duly_batch
+       set open = open - n, succeeded = succeeded + n
+      from ended
+     where duly_batch.id = any (array(select id from locked)) and duly_batch.id = ended.batch_id
 )
 select id::text from gone;
 

@@ -6,7 +6,8 @@
 
 -- name: enqueue
 -- Repeated while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
--- that lost its lease (`hold_parent`) adds nothing either.
+-- that lost its lease (`hold_parent`) adds nothing either, and nothing is added to a batch that takes no more, or whose
+-- key says that it was filled further (`:filling`) by now.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
     lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
@@ -15,8 +16,12 @@ select value ->> 'id', :task, :queue, :priority,
        value ->> 'payload', value ->> 'envelope', :max_attempts, :now, coalesce(:due_at, :now + :delay_ms),
        coalesce(:expires_at, :now + :expires_ms), :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead
   from json_each(:jobs)
- where :parent_token is null
-    or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running')
+ where (:parent_token is null
+        or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'))
+   and (:filling is null
+        or exists (
+           select 1 from duly_batch
+            where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)))
     on conflict (id) do nothing;
 
 -- name: hold_parent
@@ -56,6 +61,10 @@ select value ->> 'id', :task, :queue, :priority,
  where exists (
        select 1 from duly_key
         where task = :task and key = value ->> 'key' and job_id = value ->> 'id' and state = 'live')
+   and (:filling is null
+        or exists (
+           select 1 from duly_batch
+            where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)))
     on conflict (id) do nothing;
 
 -- name: undo_finished
@@ -282,6 +291,43 @@ delete from duly_job
         cross join duly_job on duly_job.id = one.key
         where token = cast(held.key as integer) and state = 'running' and keep_ms > 0
           and duly_job.key is not null and batch_id is null and schedule is null)
+returning id;
+
+-- name: finish_batched
+-- The short way out for a success of a batch: it is counted, then gone. `ended_callbacks` follows.
+update duly_batch
+   set open = open - n, succeeded = succeeded + n
+  from (select batch_id, count(*) as n
+          from json_each(:batched) as held
+         cross join json_each(held.value) as one
+         cross join duly_job on duly_job.id = one.key
+         where token = cast(held.key as integer) and state = 'running'
+           and duly_job.key is null and batch_id is not null and schedule is null
+         group by batch_id) as ended
+ where duly_batch.id = ended.batch_id;
+insert into duly_done (
+    id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
+    expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
+    finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, on_dead, origin, replay_of, replay_count)
+select duly_job.id, task, queue, priority, 'succeeded', payload, envelope, attempt, max_attempts, crashes, created_at,
+       due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at,
+       one.value, case when one.value is not null then :now + result_ttl_ms end,
+       :now, keep_ms, result_ttl_ms,
+       :now + case when one.value is not null then min(result_ttl_ms, keep_ms) else keep_ms end,
+       batch_id, on_dead, origin, replay_of, replay_count
+  from json_each(:batched) as held
+ cross join json_each(held.value) as one
+ cross join duly_job on duly_job.id = one.key
+ where token = cast(held.key as integer) and state = 'running' and keep_ms > 0
+   and duly_job.key is null and batch_id is not null and schedule is null;
+delete from duly_job
+ where id in (
+       select duly_job.id
+         from json_each(:batched) as held
+        cross join json_each(held.value) as one
+        cross join duly_job on duly_job.id = one.key
+        where token = cast(held.key as integer) and state = 'running'
+          and duly_job.key is null and batch_id is not null and schedule is null)
 returning id;
 
 -- name: finish

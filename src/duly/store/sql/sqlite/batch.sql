@@ -1,0 +1,115 @@
+-- Batches on SQLite and D1: a label with counters. `open` counts what was added and has not ended; whoever adds raises
+-- it, every ending lowers it (`ended_batch`), and the last one fires what is due (`ended_callbacks`).
+
+-- name: open_batch
+-- Asked again, or under a key that is there, it answers the batch that is.
+insert into duly_batch (id, name, key, created_at, ok_at, on_complete, on_success, on_first_dead)
+values (:id, :name, :key, :now, :ok_at, :on_complete, :on_success, :on_first_dead)
+    on conflict do nothing;
+select id, name, key, created_at, filled, sealed_at
+  from duly_batch
+ where id = :id or key = :key
+ limit 1;
+
+-- name: lock_batch
+-- Answers how far a batch is filled, and whether it takes no more. What a first try has added before it was sealed is in.
+-- Only PostgreSQL has something to lock.
+select id from duly_batch where false;
+select filled, sealed_at is not null
+       and not exists (select 1 from duly_job where id in (select value ->> 'id' from json_each(:jobs)))
+       and not exists (select 1 from duly_done where id in (select value ->> 'id' from json_each(:jobs))) as sealed
+  from duly_batch
+ where id = :batch_id;
+
+-- name: count_added
+-- Before they are added, so that what a first try has added, and perhaps ended, is not counted again. Of jobs with keys,
+-- those that got theirs; nothing of a handler that lost its lease.
+update duly_batch
+   set open = open + (
+       select count(*)
+         from json_each(:jobs)
+        where not exists (select 1 from duly_job where duly_job.id = value ->> 'id')
+          and not exists (select 1 from duly_done where duly_done.id = value ->> 'id')
+          and (value ->> 'key' is null or exists (
+               select 1 from duly_key
+                where task = :task and duly_key.key = value ->> 'key' and job_id = value ->> 'id' and state = 'live')))
+ where id = :batch_id and sealed_at is null
+   and (:parent_token is null
+        or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'));
+
+-- name: count_filled
+-- After they are added: how far it was filled tells a repeated try from the first, also where success leaves no trace.
+update duly_batch
+   set open = open + (select count(*) from json_each(:jobs) cross join duly_job on duly_job.id = value ->> 'id'),
+       filled = filled + json_array_length(:jobs)
+ where id = :batch_id and sealed_at is null and filled = :filling
+   and (:parent_token is null
+        or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'));
+
+-- name: added_before
+-- What came of jobs whose places were filled before. Those whose keys somebody else had were not added.
+select value ->> 'id' as asked, coalesce(duly_key.job_id, value ->> 'id') as holder,
+       duly_key.fingerprint is not null and duly_key.fingerprint <> value ->> 'fingerprint' as other_payload,
+       coalesce(duly_key.state, 'live') as state, duly_key.result, coalesce(duly_key.result_dropped, 0) as result_dropped
+  from json_each(:jobs)
+  left join duly_key on duly_key.task = :task and duly_key.key = value ->> 'key'
+   and not exists (select 1 from duly_job where duly_job.id = value ->> 'id')
+   and not exists (select 1 from duly_done where duly_done.id = value ->> 'id')
+ order by json_each.key;
+
+-- name: drop_keys
+-- A batch that takes no more leaves no key behind that nobody holds.
+delete from duly_key
+ where task = :task and state = 'live'
+   and (key, job_id) in (select value ->> 'key', value ->> 'id' from json_each(:jobs))
+   and not exists (select 1 from duly_job where duly_job.id = duly_key.job_id);
+
+-- name: seal_batch
+update duly_batch
+   set sealed_at = :now
+ where id = :batch_id and sealed_at is null;
+
+-- name: cancel_batch
+-- It takes no more, and is no success. What is complete stays as it is.
+insert into duly_event (at, name, subject, by, why, data)
+select :now, 'batch.cancelled', name, :by, :why, json_object('batch_id', id)
+  from duly_batch
+ where id = :batch_id and completed_at is null and cancelled_at is null;
+update duly_batch
+   set sealed_at = coalesce(sealed_at, :now), cancelled_at = :now, cancelled_by = :by, cancelled_why = :why
+ where id = :batch_id and completed_at is null and cancelled_at is null;
+
+-- name: sealed
+select sealed_at is not null as sealed
+  from duly_batch
+ where id = :batch_id;
+
+-- name: batches
+-- What runs is found by what all workers hold, which is little; the jobs of a batch may be a million.
+with found as materialized (
+    select id
+      from duly_batch
+     where id between :first and :last and (:name is null or name = :name) and (:key is null or key = :key)
+       and (:active is null or :active = (completed_at is null or open > 0))
+     order by id desc
+     limit :limit
+),
+running as materialized (
+    select batch_id, count(*) as n
+      from duly_job indexed by duly_job_running
+     where token is not null and batch_id in (select id from found)
+     group by batch_id
+)
+select duly_batch.id, name, key, created_at, sealed_at, completed_at, cancelled_at, cancelled_by, cancelled_why,
+       first_dead_at, ok_at, open,
+       coalesce(running.n, 0) as running, succeeded, partial, dead, cancelled
+  from found
+ cross join duly_batch on duly_batch.id = found.id
+  left join running on running.batch_id = duly_batch.id
+ order by duly_batch.id desc;
+
+-- name: batch_rest
+select id
+  from duly_job
+ where batch_id = :batch_id and cancel_requested_at is null
+ limit :limit;
