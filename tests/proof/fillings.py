@@ -105,6 +105,8 @@ class Fillings:
             for job in jobs:
                 if job.state == "succeeded" and job.task == "part" and not self.parts[job.id]:
                     yield f"{job.id} succeeded without a run"
+        if batch["cancelled_at"] is not None and batch["id"] not in self.cancelled:
+            yield "it is cancelled, and nobody wanted that"
         complete = batch["sealed_at"] is not None and not batch["open"]
         if (batch["completed_at"] is not None) != complete:
             yield f"sealed: {batch['sealed_at']}, complete: {batch['completed_at']}, {batch['open']} open"
@@ -169,7 +171,8 @@ class _Job:
 
 LOOK = """
 select name, open, (select count(*) from duly_job where batch_id = duly_batch.id), sealed_at is not null,
-       completed_at is not null, succeeded >= ok_at * (succeeded + partial + dead + cancelled), id
+       completed_at is not null,
+       succeeded >= ok_at * (succeeded + partial + dead + cancelled) and cancelled_at is null, id
   from duly_batch
 """
 JOBS = """
