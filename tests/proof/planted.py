@@ -27,7 +27,7 @@ ENDED_BADLY = "where state in ('dead', 'cancelled')"
 TAKEN_BACK = "delete from duly_job\n where "
 FREE = "where duly_key.expires_at <= :now"
 UNTIL = "and (expires_at is null or expires_at > :now or attempt > 0)"
-PARENT = "where :parent_token is null"
+PARENT = "where (:parent_token is null"
 
 
 def plant(name: str, *changes: tuple[str, str, str]) -> None:
@@ -72,7 +72,7 @@ plant(
 )
 breaks.python("sim:rescue_on_first_sight", rescue, "_patience", lambda one: 0.0)
 plant("suspects_among_others", ("claim", "and suspect = :alone", "and (suspect = :alone or not :alone)"))
-plant("parent_not_held", ("enqueue", PARENT, "where true"))
+plant("parent_not_held", ("enqueue", PARENT, "where (true"))
 
 # Attempts
 
@@ -108,6 +108,8 @@ plant("key_taken_twice", ("reserve_keys", FREE, "where true"))
 def _check_then_run(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
     """Look whether the key is free, and take it a moment later."""
     run = _enqueue_keyed(terms, jobs, now)
+    if terms.batch_id is not None:  # which is counted with the job, in one operation
+        return run
     params: Mapping[str, Any] = run.params
     look = Op("enqueue", ("key_holders",), params, run.read, writes=False)
     return replace(look, follow=lambda answer: run if answer[0].id == jobs[0].id else None)

@@ -570,11 +570,14 @@ class Simulation:
                 self.ledger.refused.add(new_id)
                 return
             answer = answer.jobs
-        if answer[0].conflict:
+        if not answer:
+            self.ledger.unjust.append(f"nothing was answered: {new_id} {plan}")
+        elif answer[0].conflict:
             self.ledger.conflicts += 1
         elif not answer[0].deduplicated:
             self.ledger.acknowledged[new_id] = plan
-        await self._interfere(plan, answer[0].id, gate)
+        if answer:
+            await self._interfere(plan, answer[0].id, gate)
 
     def _offer(self, plan: Plan, app: Duly) -> tuple[Op[Any], str]:
         """Make the operation that enqueues a job, as a task does."""

@@ -174,3 +174,9 @@ def test_enough_worlds_have_schedules():
 
 def test_enough_worlds_have_batches():
     assert sum(bool(scenario(seed).batches) for seed in range(200)) > 50
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_what_a_planted_bug_changes_is_there(bug):
+    with broken(bug):
+        pass
