@@ -300,6 +300,17 @@ def _world(ctx: Ctx) -> Simulation:
     return world
 
 
+# What could happen now. A run that is queued behind one that was put off waits as long as that.
+LEFT = """
+select 1
+  from duly_job
+ where due_at <= ?
+    or state in ('ready', 'running')
+    or (state = 'waiting' and coalesce(schedule, '') not in (
+        select schedule from duly_job where state = 'scheduled' and schedule is not null))
+"""
+
+
 class Simulation:
     """One world, from its beginning to the verdict."""
 
@@ -649,7 +660,7 @@ class Simulation:
 
     async def _settled(self) -> None:
         """Wait until nothing is left that could happen now; then have the time come for what a wrong clock put off."""
-        if await self._empty("select 1 from duly_job where state <> 'scheduled' or due_at <= ?"):
+        if await self._empty(LEFT):
             self.database.clock_offset_ms = self.furthest_ms
             await self._empty("select 1 from duly_job where ? > 0")
 
