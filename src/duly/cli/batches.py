@@ -22,18 +22,20 @@ from duly.app import Duly
 from duly.batches import Batch
 from duly.cli import INTERRUPTED, Named, tell
 from duly.cli.database import (
-    SHORTEST_ID,
+    AN_ID,
     WHOLE_ID,
     audit_options,
     bulk_options,
     database_options,
+    id_digits,
     json_option,
     opened,
+    the_one,
 )
 from duly.cli.queues import meant
 from duly.cli.waiting import is_away
 from duly.durations import to_ms
-from duly.errors import BatchNotFound, ConfigError, StoreError
+from duly.errors import BatchNotFound, StoreError
 from duly.model import BatchRecord
 from duly.store import ops
 from duly.store.ops import Op
@@ -112,21 +114,14 @@ def list_(
 
 def whole_batch_id(app: Duly, given: str) -> str:
     """Give the whole id of a batch of which a person gave the beginning."""
-    text = given.strip().lower().replace("-", "")
-    if not SHORTEST_ID <= len(text) <= WHOLE_ID or not set(text) <= set("0123456789abcdef"):
-        raise BatchNotFound(
-            f"{given!r} is not the id of a batch: an id is {WHOLE_ID} hexadecimal digits, "
-            f"or the first {SHORTEST_ID} or more of them{_newest(app, given)}"
-        )
+    if (text := id_digits(given)) is None:
+        raise BatchNotFound(f"{given!r} is not the id of a batch: {AN_ID}{_newest(app, given)}")
     if len(text) == WHOLE_ID:
         return str(UUID(text))
-    found = app.batches.list(prefix=text, limit=4)
+    found = [one.id for one in app.batches.list(prefix=text, limit=4)]
     if not found:
         raise BatchNotFound(f"no batch has an id that begins with {given}")
-    if len(found) > 1:
-        some = ", ".join(one.id for one in found[:3]) + (", …" if len(found) > 3 else "")
-        raise ConfigError(f"several batches have an id that begins with {given}: {some}. Give more of it")
-    return found[0].id
+    return the_one(found, given, "batches")
 
 
 def _newest(app: Duly, name: str) -> str:

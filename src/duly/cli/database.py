@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,21 +112,31 @@ def _app_of(target: str, url: str | None, schema: str | None) -> Duly:
 
 def whole_id(app: Duly, given: str) -> str:
     """Give the whole id of a job of which a person gave the beginning."""
-    text = given.strip().lower().replace("-", "")
-    if not SHORTEST_ID <= len(text) <= WHOLE_ID or not set(text) <= set("0123456789abcdef"):
-        raise JobNotFound(
-            f"{given!r} is not the id of a job: an id is {WHOLE_ID} hexadecimal digits, "
-            f"or the first {SHORTEST_ID} or more of them"
-        )
+    if (text := id_digits(given)) is None:
+        raise JobNotFound(f"{given!r} is not the id of a job: {AN_ID}")
     if len(text) == WHOLE_ID:
         return str(UUID(text))
-    found = app.driver.run(ops.listing(prefix=text, limit=4))
+    found = [job.id for job in app.driver.run(ops.listing(prefix=text, limit=4))]
     if not found:
         raise JobNotFound(f"no job has an id that begins with {given}")
+    return the_one(found, given, "jobs")
+
+
+AN_ID = f"an id is {WHOLE_ID} hexadecimal digits, or the first {SHORTEST_ID} or more of them"
+
+
+def id_digits(given: str) -> str | None:
+    """Give the digits of an id that a person may have shortened; None: it is no id."""
+    text = given.strip().lower().replace("-", "")
+    return text if SHORTEST_ID <= len(text) <= WHOLE_ID and set(text) <= set("0123456789abcdef") else None
+
+
+def the_one(found: Sequence[str], given: str, what: str) -> str:
+    """Give the only id that begins so, refusing to choose."""
     if len(found) > 1:
-        some = ", ".join(job.id for job in found[:3]) + (", …" if len(found) > 3 else "")
-        raise ConfigError(f"several jobs have an id that begins with {given}: {some}. Give more of it")
-    return found[0].id
+        some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+        raise ConfigError(f"several {what} have an id that begins with {given}: {some}. Give more of it")
+    return found[0]
 
 
 def since_ms(app: Duly, text: str | None, what: str = "--since") -> int | None:

@@ -89,14 +89,18 @@ update duly.duly_batch
  where id = :batch_id::uuid and sealed_at is null;
 
 -- name: cancel_batch
--- It takes no more, and is no success. What is complete stays as it is.
+-- It takes no more, and is no success. What is complete stays as it is. Differs from SQLite: one statement, so that the
+-- event tells what was written, also where the last job ends at this moment.
+with cancelled as (
+    update duly.duly_batch
+       set sealed_at = coalesce(sealed_at, :now), cancelled_at = :now, cancelled_by = :by::text,
+           cancelled_why = :why::text
+     where id = :batch_id::uuid and completed_at is null and cancelled_at is null
+    returning id, name
+)
 insert into duly.duly_event (at, name, subject, by, why, data)
 select :now, 'batch.cancelled', name, :by::text, :why::text, json_build_object('batch_id', id)::text
-  from duly.duly_batch
- where id = :batch_id::uuid and completed_at is null and cancelled_at is null;
-update duly.duly_batch
-   set sealed_at = coalesce(sealed_at, :now), cancelled_at = :now, cancelled_by = :by::text, cancelled_why = :why::text
- where id = :batch_id::uuid and completed_at is null and cancelled_at is null;
+  from cancelled;
 
 -- name: sealed
 select sealed_at is not null as sealed
@@ -108,8 +112,7 @@ select sealed_at is not null as sealed
 -- SQLite: see `expired_leases` for the tokens.
 with found as materialized (
     select id, name, key, created_at, sealed_at, completed_at, cancelled_at, cancelled_by, cancelled_why,
-       first_dead_at, ok_at, open, succeeded, partial, dead,
-           cancelled
+           first_dead_at, ok_at, open, succeeded, partial, dead, cancelled
       from duly.duly_batch
      where id between :first::uuid and :last::uuid and (:name::text is null or name = :name::text)
        and (:key::text is null or key = :key::text)
