@@ -137,6 +137,7 @@ TABLES = {
     "duly_attempt": "attempts that did not succeed",
     "duly_step": "what a job has done",
     "duly_batch": "counters and callbacks of batches",
+    "duly_lane": "The lanes that were used lately: what counts against a rate, and the last place that was handed out.",
     "duly_schedule": "what recurs",
     "duly_fire": "what schedules have fired",
     "duly_queue": "what is paused, one row a queue or task",

@@ -84,6 +84,7 @@ class NewJob(Struct, frozen=True):
     key: str | None = None
     fingerprint: str | None = None
     envelope: Envelope = Envelope()
+    lane: str | None = None
 
 
 class Terms(Struct, frozen=True):
@@ -104,6 +105,7 @@ class Terms(Struct, frozen=True):
     batch_id: str | None = None
     schedule: str | None = None
     on_dead: str | None = None
+    ordering_dead: str | None = None
 
 
 class Succeeded(Struct, frozen=True):
@@ -208,6 +210,7 @@ class Claimed(Struct, frozen=True, gc=False):
     replay_count: int
     cancel_requested_at: int | None
     origin: str | None = None
+    lane: str | None = None
 
 
 class Verdict(StrEnum):

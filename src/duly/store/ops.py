@@ -200,7 +200,7 @@ _MOST = {"priority": _INT, "max_attempts": _INT, "lease_ms": _INT}
 
 
 def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
-    records = [{"id": job.id, "payload": job.payload, "envelope": envelopes.pack(job.envelope)} for job in jobs]
+    records = [_record_of(job) for job in jobs]
     params = {**_terms(terms), "jobs": json_text(records), "now": now}
     added = [Enqueued(job.id) for job in jobs]
     again = Op("enqueue", ("enqueue", "undo_finished"), params, lambda rows: added, wakes=True)
@@ -211,9 +211,7 @@ def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
 def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
     records = [
         {
-            "id": job.id,
-            "payload": job.payload,
-            "envelope": envelopes.pack(job.envelope),
+            **_record_of(job),
             "key": keys.check_key(job.key or ""),
             "fingerprint": job.fingerprint or keys.fingerprint(job.payload),
         }
@@ -232,6 +230,11 @@ def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
     return replace(again, sections=sections, again=again)
 
 
+def _record_of(job: NewJob) -> dict[str, Any]:
+    record = {"id": job.id, "payload": job.payload, "envelope": envelopes.pack(job.envelope)}
+    return record if job.lane is None else {**record, "lane": job.lane}
+
+
 def _terms(terms: Terms) -> dict[str, Any]:
     return {
         "task": terms.task,
@@ -248,6 +251,7 @@ def _terms(terms: Terms) -> dict[str, Any]:
         "batch_id": terms.batch_id,
         "schedule": terms.schedule,
         "on_dead": terms.on_dead,
+        "ordering_dead": terms.ordering_dead,
         "parent_id": None,
         "parent_token": None,
         "filling": None,

@@ -90,10 +90,10 @@ callback as materialized (
 )
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, lease_ms, keep_ms,
-    result_ttl_ms)
+    result_ttl_ms, lane)
 select id, spec ->> 'task', spec ->> 'queue', (spec ->> 'priority')::int, 'ready', payload, envelope,
        (spec ->> 'max_attempts')::int, now, now, (spec ->> 'lease_ms')::int, (spec ->> 'keep_ms')::bigint,
-       (spec ->> 'result_ttl_ms')::bigint
+       (spec ->> 'result_ttl_ms')::bigint, spec ->> 'lane'
   from callback, clock;
 update duly.duly_batch
    set completed_at = case when open = 0 and sealed_at is not null then coalesce(completed_at, :now) else completed_at end,
@@ -190,7 +190,7 @@ insert into duly.duly_done (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts, crashes,
     created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, reason,
     error, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, schedule, on_dead, origin,
-    replay_of, replay_count)
+    replay_of, replay_count, lane, seq, ordering_dead)
 select id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts,
        crashes, created_at, due_at, expires_at, lease_ms, last_token, worker, progress, progress_message,
        cancel_requested_at, reason, error, result,
@@ -198,7 +198,7 @@ select id, task, queue, priority, state, payload, envelope, key, fingerprint, ke
        finished_at, keep_ms, result_ttl_ms,
        case when state <> 'dead' then finished_at + case when result is not null
             then least(greatest(result_ttl_ms, key_ttl_ms), keep_ms) else keep_ms end end,
-       batch_id, schedule, on_dead, origin, replay_of, replay_count
+       batch_id, schedule, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
   from duly.duly_job
  where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
    and finished_at is not null and (keep_ms > 0 or state <> 'succeeded');

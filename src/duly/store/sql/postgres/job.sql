@@ -14,14 +14,14 @@
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
-    lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
+    lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, lane, ordering_dead)
 select id, :task, :queue, :priority::int,
        case when coalesce(:due_at::bigint, now + :delay_ms::bigint) <= now then 'ready' else 'scheduled' end,
        payload, envelope, :max_attempts::int, now, coalesce(:due_at::bigint, now + :delay_ms::bigint),
        coalesce(:expires_at::bigint, now + :expires_ms::bigint), :lease_ms::int, :keep_ms::bigint,
-       :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text
+       :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text, lane, :ordering_dead::text
   from clock
- cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text)
+ cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text, lane text)
  where (:parent_token::bigint is null
         or exists (
            select 1 from duly.duly_job
@@ -74,14 +74,16 @@ select distinct on (key) :task::text, key, id, 'live', fingerprint
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at,
-    due_at, expires_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
+    due_at, expires_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, lane, ordering_dead)
 select id, :task, :queue, :priority::int,
        case when coalesce(:due_at::bigint, now + :delay_ms::bigint) <= now then 'ready' else 'scheduled' end,
        payload, envelope, key, fingerprint, :key_ttl_ms::bigint, :max_attempts::int, now,
        coalesce(:due_at::bigint, now + :delay_ms::bigint), coalesce(:expires_at::bigint, now + :expires_ms::bigint),
-       :lease_ms::int, :keep_ms::bigint, :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text
+       :lease_ms::int, :keep_ms::bigint, :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text,
+       lane, :ordering_dead::text
   from clock
- cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text, key text, fingerprint text)
+ cross join json_to_recordset(:jobs::json) as input (
+       id uuid, payload text, envelope text, key text, fingerprint text, lane text)
  where exists (
        select 1 from duly.duly_key
         where duly_key.task = :task and duly_key.key = input.key and duly_key.job_id = input.id
@@ -140,7 +142,7 @@ asked as materialized (
 ready as materialized (
     select id
       from duly.duly_job
-     where state = 'ready' and queue = :queue and suspect = :alone::boolean
+     where state = 'ready' and lane is null and queue = :queue and suspect = :alone::boolean
        and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
        and task not in (select name from gate where kind = 'task')
        and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
@@ -151,7 +153,7 @@ ready as materialized (
 due as materialized (
     select id
       from duly.duly_job
-     where state = 'scheduled' and queue = :queue and not :alone::boolean and due_at <= (select now from clock)
+     where state = 'scheduled' and lane is null and queue = :queue and not :alone::boolean and due_at <= (select now from clock)
        and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
        and task not in (select name from gate where kind = 'task')
        and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
@@ -166,16 +168,17 @@ taken as (
            progress_message = null, reason = null
      where id = any (array(select id from ready union all select id from due))
     returning id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
 )
 select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text,
+       lane
   from (select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
           from taken
          union all
         select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
           from duly.duly_job
          where token = :token::bigint) as held
  order by priority desc, due_at, id;
@@ -209,7 +212,7 @@ ready as materialized (
      cross join lateral (
            select id
              from duly.duly_job
-            where state = 'ready' and queue = :queue and suspect = false
+            where state = 'ready' and lane is null and queue = :queue and suspect = false
               and priority <= part.top and priority >= part.bottom and (due_at, id) >= (part.due_at, part.id)
               and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
               and task not in (select name from gate where kind = 'task')
@@ -222,7 +225,7 @@ ready as materialized (
 due as materialized (
     select id
       from duly.duly_job
-     where state = 'scheduled' and queue = :queue and due_at <= (select now from clock)
+     where state = 'scheduled' and lane is null and queue = :queue and due_at <= (select now from clock)
        and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
        and task not in (select name from gate where kind = 'task')
        and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
@@ -237,16 +240,17 @@ taken as (
            progress_message = null, reason = null
      where id = any (array(select id from ready union all select id from due))
     returning id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
 )
 select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text,
+       lane
   from (select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
           from taken
          union all
         select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
           from duly.duly_job
          where token = :token::bigint) as held
  order by priority desc, due_at, id;
@@ -263,7 +267,7 @@ gate as materialized (
 head as materialized (
     select priority, due_at, id
       from duly.duly_job
-     where state = 'ready' and queue = :queue and suspect = false
+     where state = 'ready' and lane is null and queue = :queue and suspect = false
        and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
        and task not in (select name from gate)
        and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
@@ -354,18 +358,20 @@ gone as (
        and state = 'running' and key is null and batch_id is null and schedule is null
     returning duly_job.id, task, queue, priority, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
               expires_at, lease_ms, duly_job.token, worker, progress, progress_message, cancel_requested_at, keep_ms,
-              result_ttl_ms, on_dead, origin, replay_of, replay_count, input.result as result
+              result_ttl_ms, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead,
+              input.result as result
 ),
 kept as (
     insert into duly.duly_done (
         id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
         expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
-        finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin, replay_of, replay_count)
+        finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin, replay_of, replay_count,
+        lane, seq, ordering_dead)
     select id, task, queue, priority, 'succeeded', payload, envelope, attempt, max_attempts, crashes, created_at,
            due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result,
            case when result is not null then now + result_ttl_ms end, now, keep_ms, result_ttl_ms,
            now + case when result is not null then least(result_ttl_ms, keep_ms) else keep_ms end, on_dead, origin,
-           replay_of, replay_count
+           replay_of, replay_count, lane, seq, ordering_dead
       from gone
      cross join clock
      where keep_ms > 0
@@ -404,7 +410,7 @@ gone as (
        and state = 'running' and keep_ms > 0 and key is not null and batch_id is null and schedule is null
     returning duly_job.id, task, queue, priority, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts,
               crashes, created_at, due_at, expires_at, lease_ms, duly_job.token, worker, progress, progress_message,
-              cancel_requested_at, keep_ms, result_ttl_ms, on_dead, origin, replay_of, replay_count,
+              cancel_requested_at, keep_ms, result_ttl_ms, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead,
               input.result as result
 ),
 held as materialized (
@@ -427,13 +433,13 @@ kept as (
         id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts,
         crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message,
         cancel_requested_at, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin,
-        replay_of, replay_count)
+        replay_of, replay_count, lane, seq, ordering_dead)
     select id, task, queue, priority, 'succeeded', payload, envelope, key, fingerprint, key_ttl_ms, attempt,
            max_attempts, crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message,
            cancel_requested_at, result, case when result is not null then now + greatest(result_ttl_ms, key_ttl_ms) end,
            now, keep_ms, result_ttl_ms,
            now + case when result is not null then least(greatest(result_ttl_ms, key_ttl_ms), keep_ms) else keep_ms end,
-           on_dead, origin, replay_of, replay_count
+           on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
       from gone
      cross join clock
 )
@@ -457,18 +463,20 @@ gone as (
        and state = 'running' and key is null and batch_id is not null and schedule is null
     returning duly_job.id, task, queue, priority, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
               expires_at, lease_ms, duly_job.token, worker, progress, progress_message, cancel_requested_at, keep_ms,
-              result_ttl_ms, batch_id, on_dead, origin, replay_of, replay_count, input.result as result
+              result_ttl_ms, batch_id, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead,
+              input.result as result
 ),
 kept as (
     insert into duly.duly_done (
         id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
         expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
-        finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, on_dead, origin, replay_of, replay_count)
+        finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, on_dead, origin, replay_of, replay_count,
+        lane, seq, ordering_dead)
     select id, task, queue, priority, 'succeeded', payload, envelope, attempt, max_attempts, crashes, created_at,
            due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result,
            case when result is not null then now + result_ttl_ms end, now, keep_ms, result_ttl_ms,
            now + case when result is not null then least(result_ttl_ms, keep_ms) else keep_ms end, batch_id, on_dead,
-           origin, replay_of, replay_count
+           origin, replay_of, replay_count, lane, seq, ordering_dead
       from gone
      cross join clock
      where keep_ms > 0
@@ -623,7 +631,19 @@ select duly_done.id::text, state
 with clock as materialized (select :now as now),
 due as materialized (
     select id from duly.duly_job
-     where state = 'scheduled' and queue = :queue and due_at <= (select now from clock)
+     where state = 'scheduled' and lane is null and queue = :queue and due_at <= (select now from clock)
+     order by due_at, id
+     limit :limit::int
+       for update skip locked
+)
+update duly.duly_job
+   set state = 'ready'
+ where id = any (array(select id from due))
+returning id::text;
+with clock as materialized (select :now as now),
+due as materialized (
+    select id from duly.duly_job
+     where state = 'scheduled' and lane is not null and queue = :queue and due_at <= (select now from clock)
      order by due_at, id
      limit :limit::int
        for update skip locked
@@ -648,8 +668,9 @@ returning id::text;
 -- name: park
 -- Of the head of the queue, what no worker that serves it knows. The rest is not looked at, so that this costs the same
 -- however long the queue is. Where nobody serves the queue, there is nobody to spare. Differs from SQLite: only what is
--- to be parked is locked, so that claimers can have the rest meanwhile, and judged again as it then is.
-with clock as materialized (select :now as now),
+-- to be parked is locked, so that claimers can have the rest meanwhile, and judged again as it then is. Of lanes, the
+-- tasks are looked at one after the other.
+with recursive clock as materialized (select :now as now),
 known as materialized (
     select tasks
       from duly.duly_worker, clock
@@ -658,22 +679,44 @@ known as materialized (
 ready as materialized (
     select id, task
       from duly.duly_job
-     where state = 'ready' and queue = :queue and suspect = false
+     where state = 'ready' and lane is null and queue = :queue and suspect = false
      order by priority desc, due_at, id
      limit :limit::int
 ),
 suspects as materialized (
     select id, task
       from duly.duly_job
-     where state = 'ready' and queue = :queue and suspect = true
+     where state = 'ready' and lane is null and queue = :queue and suspect = true
      order by priority desc, due_at, id
      limit :limit::int
 ),
 due as materialized (
     select id, task
       from duly.duly_job
-     where state = 'scheduled' and queue = :queue and due_at <= (select now from clock)
+     where state = 'scheduled' and lane is null and queue = :queue and due_at <= (select now from clock)
      order by due_at, id
+     limit :limit::int
+),
+laned (is_suspect, lane_task) as (
+    select is_suspect, ''::text
+      from (values (false), (true)) as which (is_suspect)
+     union all
+    select is_suspect,
+           (select task from duly.duly_job
+             where state = 'ready' and lane is not null and queue = :queue and suspect = is_suspect and task > lane_task
+             order by task limit 1)
+      from laned
+     where lane_task is not null
+),
+in_lanes as materialized (
+    select job.id, job.task
+      from laned
+     cross join lateral (
+           select id, task
+             from duly.duly_job
+            where state = 'ready' and lane is not null and queue = :queue and suspect = is_suspect and task = lane_task
+            limit :limit::int) as job
+     where lane_task not in (select json_array_elements_text(tasks::json) from known)
      limit :limit::int
 ),
 unknown as materialized (
@@ -682,7 +725,9 @@ unknown as materialized (
              union all
             select id, task from suspects
              union all
-            select id, task from due) as head
+            select id, task from due
+             union all
+            select id, task from in_lanes) as head
      where exists (select 1 from known)
        and task not in (select json_array_elements_text(tasks::json) from known)
 ),
@@ -724,9 +769,13 @@ returning id::text;
 -- name: next_due
 -- What is overdue is not waited for: who could have claimed it would have. It may have become due a moment ago, though.
 -- Differs from SQLite: beside a `with` the least would not be read off the index, but sought among all.
-select (select min(due_at)
-          from duly.duly_job
-         where state = 'scheduled' and queue = :queue and due_at > now - 50) - now as due_in_ms
+select least(
+           (select min(due_at)
+              from duly.duly_job
+             where state = 'scheduled' and lane is null and queue = :queue and due_at > now - 50),
+           (select min(due_at)
+              from duly.duly_job
+             where state = 'scheduled' and lane is not null and queue = :queue and due_at > now - 50)) - now as due_in_ms
   from (select :now as now offset 0) as clock;
 
 -- name: cancel

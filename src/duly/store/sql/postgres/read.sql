@@ -112,20 +112,22 @@ select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at,
        (select count(*) from duly.duly_worker where seen_at > now - 3 * beat_ms) as living_workers,
        (select count(*) from (
         select 1 from duly.duly_job as ahead
-         where ahead.state = 'ready' and ahead.queue = job.queue and job.state = 'ready'
+         where ahead.state = 'ready' and ahead.lane is null and ahead.queue = job.queue and job.state = 'ready'
+           and job.lane is null
            and ahead.suspect = job.suspect and ahead.priority > job.priority
          limit 10001) as higher)
        + (select count(*) from (
         select 1 from duly.duly_job as ahead
-         where ahead.state = 'ready' and ahead.queue = job.queue and job.state = 'ready'
+         where ahead.state = 'ready' and ahead.lane is null and ahead.queue = job.queue and job.state = 'ready'
+           and job.lane is null
            and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
          limit 10001) as earlier) as ahead, job.cancel_requested_at
   from (select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
-               suspect, parked_version, priority, cancel_requested_at
+               suspect, parked_version, priority, cancel_requested_at, lane
           from duly.duly_job where id = :id::uuid
          union all
         select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, null, reason, error, false, null,
-               priority, cancel_requested_at
+               priority, cancel_requested_at, lane
           from duly.duly_done where id = :id::uuid) as job
  cross join (select :now as now offset 0) as clock
   left join duly.duly_queue as queue_gate
@@ -153,11 +155,19 @@ live (queue_name) as (
      union all
     select (select min(next_name)
               from (select (select queue from duly.duly_job
-                             where state = 'ready' and queue > queue_name
+                             where state = 'ready' and lane is null and queue > queue_name
                              order by queue limit 1) as next_name
                      union all
                     select (select queue from duly.duly_job
-                             where state = 'scheduled' and queue > queue_name
+                             where state = 'ready' and lane is not null and queue > queue_name
+                             order by queue limit 1)
+                     union all
+                    select (select queue from duly.duly_job
+                             where state = 'scheduled' and lane is not null and queue > queue_name
+                             order by queue limit 1)
+                     union all
+                    select (select queue from duly.duly_job
+                             where state = 'scheduled' and lane is null and queue > queue_name
                              order by queue limit 1)
                      union all
                     select (select queue from duly.duly_job
@@ -190,14 +200,14 @@ shown as materialized (
 level (queue_name, is_suspect, level_priority, depth) as (
     select queue_name, is_suspect,
            (select priority from duly.duly_job
-             where state = 'ready' and queue = queue_name and suspect = is_suspect
+             where state = 'ready' and lane is null and queue = queue_name and suspect = is_suspect
              order by priority limit 1), 1
       from shown
      cross join (values (false), (true)) as which (is_suspect)
      union all
     select queue_name, is_suspect,
            (select priority from duly.duly_job
-             where state = 'ready' and queue = queue_name and suspect = is_suspect and priority > level_priority
+             where state = 'ready' and lane is null and queue = queue_name and suspect = is_suspect and priority > level_priority
              order by priority limit 1), depth + 1
       from level
      where level_priority is not null and depth < 1000
@@ -205,15 +215,24 @@ level (queue_name, is_suspect, level_priority, depth) as (
 first as materialized (
     select queue_name,
            (select due_at from duly.duly_job
-             where state = 'ready' and queue = queue_name and suspect = is_suspect and priority = level_priority
+             where state = 'ready' and lane is null and queue = queue_name and suspect = is_suspect and priority = level_priority
              order by due_at limit 1) as first_due_at
       from level
      where level_priority is not null
      union all
     select queue_name,
            (select due_at from duly.duly_job
-             where state = 'scheduled' and queue = queue_name and due_at <= (select now from clock)
+             where state = 'scheduled' and lane is null and queue = queue_name and due_at <= (select now from clock)
              order by due_at limit 1)
+      from shown
+     union all
+    -- Of lanes, the oldest among as many as are counted.
+    select queue_name,
+           (select min(due_at) from (
+            select due_at from duly.duly_job
+             where state = 'ready' and lane is not null and queue = queue_name
+             order by suspect, task, lane, priority desc, due_at, id
+             limit :enough::int) as counted)
       from shown
 ),
 oldest as materialized (
@@ -222,16 +241,26 @@ oldest as materialized (
      group by queue_name
 )
 select shown.queue_name as name,
-       (select count(*) from (
-        select 1 from duly.duly_job
-         where state = 'ready' and queue = shown.queue_name
-         order by suspect, priority desc, due_at, id
-         limit :enough::int) as counted) as ready,
-       (select count(*) from (
-        select 1 from duly.duly_job
-         where state = 'scheduled' and queue = shown.queue_name
-         order by due_at, id
-         limit :enough::int) as counted) as scheduled,
+       least((select count(*) from (
+             select 1 from duly.duly_job
+              where state = 'ready' and lane is null and queue = shown.queue_name
+              order by suspect, priority desc, due_at, id
+              limit :enough::int) as counted)
+           + (select count(*) from (
+             select 1 from duly.duly_job
+              where state = 'ready' and lane is not null and queue = shown.queue_name
+              order by suspect, task, lane, priority desc, due_at, id
+              limit :enough::int) as counted), :enough::int) as ready,
+       least((select count(*) from (
+             select 1 from duly.duly_job
+              where state = 'scheduled' and lane is null and queue = shown.queue_name
+              order by due_at, id
+              limit :enough::int) as counted)
+           + (select count(*) from (
+             select 1 from duly.duly_job
+              where state = 'scheduled' and lane is not null and queue = shown.queue_name
+              order by due_at, id
+              limit :enough::int) as counted), :enough::int) as scheduled,
        least(coalesce(running.count, 0), :enough::int) as running,
        least((select count(*) from (
              select 1 from duly.duly_job

@@ -70,12 +70,13 @@ wanted as materialized (
 )
 insert into duly.duly_job (
     id, task, queue, priority, state, reason, payload, envelope, max_attempts, created_at, due_at, expires_at, lease_ms,
-    keep_ms, result_ttl_ms, schedule, on_dead)
+    keep_ms, result_ttl_ms, schedule, on_dead, lane, ordering_dead)
 select id, task, terms ->> 'queue', (terms ->> 'priority')::int,
        case when reason is not null then 'waiting' when after_ms = 0 then 'ready' else 'scheduled' end,
        reason, payload, envelope, (terms ->> 'max_attempts')::int, now, case when reason is null then now + after_ms end,
        now + after_ms + (terms ->> 'expires_ms')::bigint, (terms ->> 'lease_ms')::int, (terms ->> 'keep_ms')::bigint,
-       (terms ->> 'result_ttl_ms')::bigint, name, terms ->> 'on_dead'
+       (terms ->> 'result_ttl_ms')::bigint, name, terms ->> 'on_dead', terms ->> 'lane',
+       terms ->> 'ordering_dead'
   from wanted, clock
     on conflict (id) do nothing;
 

@@ -43,9 +43,10 @@ update duly_batch
 -- little more than 7 where numbers are binary, and 7 are enough.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, lease_ms, keep_ms,
-    result_ttl_ms)
+    result_ttl_ms, lane)
 select spec ->> 'id', spec ->> 'task', spec ->> 'queue', spec ->> 'priority', 'ready', payload, envelope,
-       spec ->> 'max_attempts', :now, :now, spec ->> 'lease_ms', spec ->> 'keep_ms', spec ->> 'result_ttl_ms'
+       spec ->> 'max_attempts', :now, :now, spec ->> 'lease_ms', spec ->> 'keep_ms', spec ->> 'result_ttl_ms',
+       spec ->> 'lane'
   from (select spec, spec ->> 'payload' as payload, spec ->> 'envelope' as envelope
           from (select case which when 1 then on_complete when 2 then on_success else on_first_dead end as spec
                   from duly_batch
@@ -145,7 +146,7 @@ insert into duly_done (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts, crashes,
     created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, reason,
     error, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, schedule, on_dead, origin,
-    replay_of, replay_count)
+    replay_of, replay_count, lane, seq, ordering_dead)
 select duly_job.id, task, queue, priority, state, payload, envelope, duly_job.key, fingerprint, key_ttl_ms, attempt,
        max_attempts, crashes, created_at, due_at, expires_at, lease_ms, last_token, worker, progress, progress_message,
        cancel_requested_at, reason, error, result,
@@ -153,7 +154,7 @@ select duly_job.id, task, queue, priority, state, payload, envelope, duly_job.ke
        finished_at, keep_ms, result_ttl_ms,
        case when state <> 'dead' then finished_at + case when result is not null
             then min(max(result_ttl_ms, coalesce(key_ttl_ms, 0)), keep_ms) else keep_ms end end,
-       batch_id, schedule, on_dead, origin, replay_of, replay_count
+       batch_id, schedule, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
   from json_each(:ids)
  cross join duly_job on duly_job.id = value
  where finished_at is not null and (keep_ms > 0 or state <> 'succeeded');

@@ -10,11 +10,12 @@
 -- key says that it was filled further (`:filling`) by now.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
-    lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
+    lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, lane, ordering_dead)
 select value ->> 'id', :task, :queue, :priority,
        case when coalesce(:due_at, :now + :delay_ms) <= :now then 'ready' else 'scheduled' end,
        value ->> 'payload', value ->> 'envelope', :max_attempts, :now, coalesce(:due_at, :now + :delay_ms),
-       coalesce(:expires_at, :now + :expires_ms), :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead
+       coalesce(:expires_at, :now + :expires_ms), :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead,
+       value ->> 'lane', :ordering_dead
   from json_each(:jobs)
  where (:parent_token is null
         or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'))
@@ -51,12 +52,12 @@ select :task, value ->> 'key', value ->> 'id', 'live', value ->> 'fingerprint'
 -- name: enqueue_keyed
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at,
-    due_at, expires_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead)
+    due_at, expires_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, lane, ordering_dead)
 select value ->> 'id', :task, :queue, :priority,
        case when coalesce(:due_at, :now + :delay_ms) <= :now then 'ready' else 'scheduled' end,
        value ->> 'payload', value ->> 'envelope', value ->> 'key', value ->> 'fingerprint', :key_ttl_ms,
        :max_attempts, :now, coalesce(:due_at, :now + :delay_ms), coalesce(:expires_at, :now + :expires_ms),
-       :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead
+       :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead, value ->> 'lane', :ordering_dead
   from json_each(:jobs)
  where exists (
        select 1 from duly_key
@@ -105,7 +106,7 @@ with asked as materialized (
 ready as materialized (
     select id
       from duly_job
-     where state = 'ready' and queue = :queue and suspect = :alone
+     where state = 'ready' and lane is null and queue = :queue and suspect = :alone
        and (:tasks is null or task in (select value from json_each(:tasks)))
        and task not in (
            select name from duly_queue
@@ -117,7 +118,7 @@ ready as materialized (
 due as materialized (
     select id
       from duly_job
-     where state = 'scheduled' and queue = :queue and not :alone and due_at <= :now
+     where state = 'scheduled' and lane is null and queue = :queue and not :alone and due_at <= :now
        and (:tasks is null or task in (select value from json_each(:tasks)))
        and task not in (
            select name from duly_queue
@@ -131,7 +132,8 @@ update duly_job
        lease_until = :now + lease_ms, heartbeat_at = null, progress = null, progress_message = null, reason = null
  where id in (select id from ready union all select id from due);
 select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin,
+       lane
   from duly_job
  where token = :token
  order by priority desc, due_at, id;
@@ -148,7 +150,7 @@ with free as materialized (
 ready as materialized (
     select id
       from duly_job
-     where state = 'ready' and queue = :queue and suspect = 0
+     where state = 'ready' and lane is null and queue = :queue and suspect = 0
        and (:tasks is null or task in (select value from json_each(:tasks)))
        and task not in (
            select name from duly_queue
@@ -160,7 +162,7 @@ ready as materialized (
 due as materialized (
     select id
       from duly_job
-     where state = 'scheduled' and queue = :queue and due_at <= :now
+     where state = 'scheduled' and lane is null and queue = :queue and due_at <= :now
        and (:tasks is null or task in (select value from json_each(:tasks)))
        and task not in (
            select name from duly_queue
@@ -174,7 +176,8 @@ update duly_job
        lease_until = :now + lease_ms, reason = null, heartbeat_at = null, progress = null, progress_message = null
  where id in (select id from ready union all select id from due);
 select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin,
+       lane
   from duly_job
  where token = :token
  order by priority desc, due_at, id;
@@ -183,7 +186,7 @@ select id, token, task, queue, priority, payload, envelope, key, attempt, max_at
 -- Differs from PostgreSQL: nothing that is gone is walked over, so no way is long.
 select priority, due_at, id, null as took_ms
   from duly_job
- where state = 'ready' and queue = :queue and suspect = 0
+ where state = 'ready' and lane is null and queue = :queue and suspect = 0
    and (:tasks is null or task in (select value from json_each(:tasks)))
    and task not in (
        select name from duly_queue
@@ -218,13 +221,14 @@ returning id;
 insert into duly_done (
     id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
     expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
-    finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin, replay_of, replay_count)
+    finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin, replay_of, replay_count,
+    lane, seq, ordering_dead)
 select duly_job.id, task, queue, priority, 'succeeded', payload, envelope, attempt, max_attempts, crashes, created_at,
        due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at,
        one.value, case when one.value is not null then :now + result_ttl_ms end,
        :now, keep_ms, result_ttl_ms,
        :now + case when one.value is not null then min(result_ttl_ms, keep_ms) else keep_ms end,
-       on_dead, origin, replay_of, replay_count
+       on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
   from json_each(:plain) as held
  cross join json_each(held.value) as one
  cross join duly_job on duly_job.id = one.key
@@ -271,13 +275,14 @@ update duly_key
 insert into duly_done (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts, crashes,
     created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result,
-    result_until, finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin, replay_of, replay_count)
+    result_until, finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin, replay_of, replay_count,
+    lane, seq, ordering_dead)
 select duly_job.id, task, queue, priority, 'succeeded', payload, envelope, duly_job.key, fingerprint, key_ttl_ms,
        attempt, max_attempts, crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress,
        progress_message, cancel_requested_at, one.value,
        case when one.value is not null then :now + max(result_ttl_ms, key_ttl_ms) end, :now, keep_ms, result_ttl_ms,
        :now + case when one.value is not null then min(max(result_ttl_ms, key_ttl_ms), keep_ms) else keep_ms end,
-       on_dead, origin, replay_of, replay_count
+       on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
   from json_each(:keyed) as held
  cross join json_each(held.value) as one
  cross join duly_job on duly_job.id = one.key
@@ -308,13 +313,14 @@ update duly_batch
 insert into duly_done (
     id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
     expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
-    finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, on_dead, origin, replay_of, replay_count)
+    finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, on_dead, origin, replay_of, replay_count,
+    lane, seq, ordering_dead)
 select duly_job.id, task, queue, priority, 'succeeded', payload, envelope, attempt, max_attempts, crashes, created_at,
        due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at,
        one.value, case when one.value is not null then :now + result_ttl_ms end,
        :now, keep_ms, result_ttl_ms,
        :now + case when one.value is not null then min(result_ttl_ms, keep_ms) else keep_ms end,
-       batch_id, on_dead, origin, replay_of, replay_count
+       batch_id, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
   from json_each(:batched) as held
  cross join json_each(held.value) as one
  cross join duly_job on duly_job.id = one.key
@@ -438,7 +444,15 @@ update duly_job
    set state = 'ready'
  where id in (
        select id from duly_job
-        where state = 'scheduled' and queue = :queue and due_at <= :now
+        where state = 'scheduled' and lane is null and queue = :queue and due_at <= :now
+        order by due_at, id
+        limit :limit)
+returning id;
+update duly_job
+   set state = 'ready'
+ where id in (
+       select id from duly_job
+        where state = 'scheduled' and lane is not null and queue = :queue and due_at <= :now
         order by due_at, id
         limit :limit)
 returning id;
@@ -453,8 +467,9 @@ returning id;
 
 -- name: park
 -- Of the head of the queue, what no worker that serves it knows. The rest is not looked at, so that this costs the same
--- however long the queue is. Where nobody serves the queue, there is nobody to spare.
-with known as materialized (
+-- however long the queue is. Where nobody serves the queue, there is nobody to spare. Of lanes, the tasks are looked at
+-- one after the other.
+with recursive known as materialized (
     select tasks
       from duly_worker
      where seen_at > :now - 3 * beat_ms and exists (select 1 from json_each(queues) where value = :queue)
@@ -462,22 +477,41 @@ with known as materialized (
 ready as materialized (
     select id, task
       from duly_job
-     where state = 'ready' and queue = :queue and suspect = 0
+     where state = 'ready' and lane is null and queue = :queue and suspect = 0
      order by priority desc, due_at, id
      limit :limit
 ),
 suspects as materialized (
     select id, task
       from duly_job
-     where state = 'ready' and queue = :queue and suspect = 1
+     where state = 'ready' and lane is null and queue = :queue and suspect = 1
      order by priority desc, due_at, id
      limit :limit
 ),
 due as materialized (
     select id, task
       from duly_job
-     where state = 'scheduled' and queue = :queue and due_at <= :now
+     where state = 'scheduled' and lane is null and queue = :queue and due_at <= :now
      order by due_at, id
+     limit :limit
+),
+laned (is_suspect, lane_task) as (
+    select is_suspect, ''
+      from (select 0 as is_suspect union all select 1)
+     union all
+    select is_suspect,
+           (select task from duly_job
+             where state = 'ready' and lane is not null and queue = :queue and suspect = is_suspect and task > lane_task
+             order by task limit 1)
+      from laned
+     where lane_task is not null
+),
+in_lanes as materialized (
+    select id, task
+      from laned
+     cross join duly_job
+        on state = 'ready' and lane is not null and queue = :queue and suspect = is_suspect and task = lane_task
+     where lane_task not in (select value from known cross join json_each(tasks))
      limit :limit
 )
 update duly_job
@@ -489,7 +523,9 @@ update duly_job
                 union all
                select id, task from suspects
                 union all
-               select id, task from due)
+               select id, task from due
+                union all
+               select id, task from in_lanes)
         where task not in (select value from known cross join json_each(tasks)))
 returning id;
 
@@ -510,8 +546,13 @@ returning id;
 -- name: next_due
 -- What is overdue is not waited for: who could have claimed it would have. It may have become due a moment ago, though.
 select min(due_at) - :now as due_in_ms
-  from duly_job
- where state = 'scheduled' and queue = :queue and due_at > :now - 50;
+  from (select min(due_at) as due_at
+          from duly_job
+         where state = 'scheduled' and lane is null and queue = :queue and due_at > :now - 50
+         union all
+        select min(due_at)
+          from duly_job
+         where state = 'scheduled' and lane is not null and queue = :queue and due_at > :now - 50);
 
 -- name: cancel
 -- A job that runs is only asked, so that no effect is forgotten.

@@ -51,14 +51,14 @@ select null as name
 -- What has been fired is not fired again, whatever anybody decided. A run is due when it is fired, by the clock of now.
 insert into duly_job (
     id, task, queue, priority, state, reason, payload, envelope, max_attempts, created_at, due_at, expires_at, lease_ms,
-    keep_ms, result_ttl_ms, schedule, on_dead)
+    keep_ms, result_ttl_ms, schedule, on_dead, lane, ordering_dead)
 select run.value ->> 'id', task, terms ->> 'queue', terms ->> 'priority',
        case when run.value ->> 'reason' is not null then 'waiting'
             when run.value ->> 'after_ms' = 0 then 'ready' else 'scheduled' end,
        run.value ->> 'reason', payload, run.value ->> 'envelope', terms ->> 'max_attempts', :now,
        case when run.value ->> 'reason' is null then :now + (run.value ->> 'after_ms') end,
        :now + (run.value ->> 'after_ms') + (terms ->> 'expires_ms'), terms ->> 'lease_ms', terms ->> 'keep_ms', terms ->> 'result_ttl_ms', name,
-       terms ->> 'on_dead'
+       terms ->> 'on_dead', terms ->> 'lane', terms ->> 'ordering_dead'
   from json_each(:jobs) as run
  cross join duly_schedule on name = run.value ->> 'name' and revision = run.value ->> 'revision'
  where not exists (
