@@ -293,7 +293,7 @@ class Duly:
             raise ConfigError(
                 f"{definition.name}: on_dead= is called with job_id, which does not fit: {error}"
             ) from error
-        return tasks.callback(task._terms())
+        return tasks.callback(task, f"{definition.name}: on_dead=")
 
     @property
     def spec(self) -> str | None:

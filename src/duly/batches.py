@@ -420,7 +420,7 @@ def _callback(app: Duly, task: Task[..., Any, Any] | str | None, what: str, batc
     except BadArguments as error:
         raise ConfigError(f"{what} is called without arguments (ctx.batch names the batch): {error}") from error
     envelope = envelopes.pack(Envelope(schema_version=task.definition.schema_version, batch=batch_id))
-    return tasks.callback(task._terms(), id=app._new_id(), payload=payload, envelope=envelope)
+    return tasks.callback(task, what, id=app._new_id(), payload=payload, envelope=envelope)
 
 
 def _check_share(share: Any, what: str) -> None:

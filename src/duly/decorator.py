@@ -22,7 +22,7 @@ from duly.context import Ctx, SyncCtx
 from duly.durations import Duration
 from duly.errors import ConfigError
 from duly.keys import Key
-from duly.tasks import Errors, Isolation, Task
+from duly.tasks import Errors, Isolation, OrderingDead, Task
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -145,6 +145,11 @@ class TaskDecorator:
         keep: Duration | None = None,
         result_ttl: Duration | None = None,
         isolation: Isolation | None = None,
+        cap: int | None = None,
+        cap_key: Key | None = None,
+        rate: str | None = None,
+        ordering_key: Key | None = None,
+        ordering_dead: OrderingDead | None = None,
         schema_version: int = 1,
         on_dead: Task[..., Any, Any] | str | None = None,
     ) -> TaskDecorator: ...

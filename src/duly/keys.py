@@ -102,10 +102,10 @@ def fingerprint(payload: str) -> str:
     return hashlib.blake2b(canonical, digest_size=16).hexdigest()
 
 
-def key_of(key: Key, arguments: Mapping[str, Any]) -> str:
+def key_of(key: Key, arguments: Mapping[str, Any], what: str = "key=") -> str:
     """Give the key of a job whose handler gets `arguments` (names to values, defaults filled in)."""
-    made = _call(key, arguments) if callable(key) else key
-    where = "key= gave" if callable(key) else "key= is"
+    made = _call(key, arguments, what) if callable(key) else key
+    where = f"{what} gave" if callable(key) else f"{what} is"
     if isinstance(made, bool) or not isinstance(made, str | int):
         raise ConfigError(f"{where} a value of type {type(made).__name__}: a key is a str or an int")
     # Not str(made): for an enum of strings that would be its name.
@@ -123,7 +123,7 @@ def check_key(text: str, where: str = "key= is") -> str:
     return text
 
 
-def _call(key: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def _call(key: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> Any:
     """Call a key function with the arguments it names, or with all in order when its names are its own."""
     names, takes_any = _parameters(key)
     by_name = names.keys() if not takes_any else names.keys() | arguments.keys()
@@ -132,7 +132,7 @@ def _call(key: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     if len(names) == len(arguments) and not takes_any:
         return key(*arguments.values())
     raise ConfigError(
-        f"key= is a function of ({', '.join(names)}), but the handler's arguments are "
+        f"{what} is a function of ({', '.join(names)}), but the handler's arguments are "
         f"({', '.join(arguments)}): name those the key is made of"
     )
 

@@ -213,6 +213,29 @@ class Claimed(Struct, frozen=True, gc=False):
     lane: str | None = None
 
 
+class TaskLimits(Struct, frozen=True):
+    """How many jobs of a task, or of each key of it, run at once and begin in a window.
+
+    First what its code says, then what was set at run time and goes before it (0: no limit), by whom and why.
+    """
+
+    task: str
+    cap: int | None = None
+    rate_count: int | None = None
+    rate_ms: int | None = None
+    set_cap: int | None = None
+    set_rate_count: int | None = None
+    set_rate_ms: int | None = None
+    set_at: int | None = None
+    set_by: str | None = None
+    set_why: str | None = None
+
+    @property
+    def is_rated(self) -> bool:
+        """Whether a rate holds."""
+        return bool(self.rate_count if self.set_rate_count is None else self.set_rate_count)
+
+
 class Verdict(StrEnum):
     """What became of a write that named a token."""
 

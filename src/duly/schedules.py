@@ -188,6 +188,7 @@ class Defined:
     payload: str
     terms: Terms
     in_code: bool
+    lane: str | None = None
 
     def definition(self, *, revision: int, now: int) -> Definition:
         """Write it down, as due for the first time after `now`."""
@@ -212,7 +213,8 @@ class Defined:
     def _job_terms(self) -> str:
         said = self.task._terms()
         names = ("queue", "priority", "max_attempts", "lease_ms", "keep_ms", "result_ttl_ms", "expires_ms", "on_dead")
-        return codec.encode({name: getattr(said, name) for name in names})
+        laned = {} if self.lane is None else {"lane": self.lane, "ordering_dead": said.ordering_dead}
+        return codec.encode({name: getattr(said, name) for name in names} | laned)
 
     def _envelope(self) -> str | None:
         using = self.task._using
@@ -375,7 +377,7 @@ class Schedules:
         _check_name(name)
         call = task if isinstance(task, Call) else _call(name, task)
         _refuse_terms(name, call.task)
-        return Defined(name, call.task, call.payload, said, in_code)
+        return Defined(name, call.task, call.payload, said, in_code, call.task._lane(call.args, call.kwargs))
 
     def _trigger(self, name: str, by: str) -> Steps[str]:
         for _ in range(TRIES):

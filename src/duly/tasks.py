@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, T
 import msgspec
 
 from duly import backoff as backoffs
-from duly import codec, envelope, failure, keys, signature
+from duly import codec, envelope, failure, keys, limits, signature
 from duly.context import Ctx, SyncCtx, current
 from duly.durations import Duration, to_ms
 from duly.errors import ConfigError
@@ -37,6 +37,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 Isolation: TypeAlias = Literal["thread", "process"]
+OrderingDead: TypeAlias = Literal["block", "skip"]
 
 
 class Kind(StrEnum):
@@ -72,6 +73,21 @@ class Definition:
     result_ttl_ms: int | None = None
     schema_version: int = 1
     on_dead: Task[..., Any, Any] | str | None = None
+    cap: int | None = None
+    cap_key: keys.Key | None = None
+    rate: limits.Rate | None = None
+    ordering_key: keys.Key | None = None
+    ordering_dead: OrderingDead = "block"
+
+    @property
+    def lane_key(self) -> keys.Key | None:
+        """What tells the lanes of this task apart; None: it has one, or none."""
+        return self.cap_key if self.ordering_key is None else self.ordering_key
+
+    @property
+    def is_laned(self) -> bool:
+        """Whether its jobs are not free to run as soon as they are due."""
+        return self.cap is not None or self.rate is not None or self.ordering_key is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +245,7 @@ class Task(Generic[P, C, R]):
                 "result_ttl_ms": _first(definition.result_ttl_ms, settings.result_ttl_ms),
                 "key_ttl_ms": settings.key_ttl_ms,
                 "on_dead": self._app._dead_letter(definition),
+                "ordering_dead": None if definition.ordering_key is None else definition.ordering_dead,
             }
             self._shared = Terms(task=definition.name, **{**defaults, **self._using.terms})
         return self._shared
@@ -238,18 +255,28 @@ class Task(Generic[P, C, R]):
             payload = self._payload(args, kwargs)
         key = self.definition.key if self._using.key is None else self._using.key
         made = None if key is None else self._key(key, args, kwargs)
-        return NewJob(self._app._new_id(), payload, key=made, envelope=self._envelope())
+        return NewJob(self._app._new_id(), payload, key=made, envelope=self._envelope(), lane=self._lane(args, kwargs))
 
     def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         payload = self.definition.codec.encode_call(args, kwargs)
         codec.check_size(payload, self.name, limit=self._app.settings.max_payload)
         return payload
 
-    def _key(self, key: keys.Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    def _key(self, key: keys.Key, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str = "key=") -> str:
         try:
-            return keys.key_of(key, self.definition.codec.arguments(args, kwargs))
+            return keys.key_of(key, self.definition.codec.arguments(args, kwargs), what)
         except ConfigError as error:
             raise ConfigError(f"{self.name}: {error}") from error
+
+    def _lane(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        """Name the lane of a job, by its task or by its task and a key of its arguments."""
+        definition = self.definition
+        if not definition.is_laned:
+            return None
+        if definition.lane_key is None:
+            return limits.lane_of(self.name)
+        what = "cap_key=" if definition.ordering_key is None else "ordering_key="
+        return limits.lane_of(self.name, self._key(definition.lane_key, args, kwargs, what))
 
     def _envelope(self) -> Envelope:
         """Make what travels with a job: a child's inherits from the job whose handler enqueues it."""
@@ -319,6 +346,11 @@ def define(
     keep: Duration | None = None,
     result_ttl: Duration | None = None,
     isolation: Isolation | None = None,
+    cap: int | None = None,
+    cap_key: keys.Key | None = None,
+    rate: str | None = None,
+    ordering_key: keys.Key | None = None,
+    ordering_dead: OrderingDead | None = None,
     schema_version: int = 1,
     on_dead: Task[..., Any, Any] | str | None = None,
 ) -> Definition:
@@ -354,6 +386,7 @@ def define(
         result_ttl_ms=_ms(result_ttl, f"{name}: result_ttl="),
         schema_version=whole(schema_version, f"{name}: schema_version=", least=1),
         on_dead=_on_dead(on_dead, name),
+        **_limits(name, cap, cap_key, rate, ordering_key, ordering_dead),
     )
 
 
@@ -491,14 +524,39 @@ def _aliases(aliases: Any, name: str) -> tuple[str, ...]:
     return tuple(named(alias, f"{name}: one of aliases=") for alias in aliases)
 
 
-def _key(key: Any, name: str) -> keys.Key:
+def _key(key: Any, name: str, what: str = "key=") -> keys.Key:
     if callable(key):
         return typing.cast("keys.Key", key)
     if isinstance(key, bool) or not isinstance(key, str | int):
-        raise ConfigError(f"{name}: key= is of type {type(key).__name__}: give a text or a function of the arguments")
+        raise ConfigError(f"{name}: {what} is of type {type(key).__name__}: give a text or a function of the arguments")
     if isinstance(key, str):
-        keys.check_key(key, f"{name}: key= is")
+        keys.check_key(key, f"{name}: {what} is")
     return key
+
+
+def _limits(name: str, cap: Any, cap_key: Any, rate: Any, ordering_key: Any, ordering_dead: Any) -> dict[str, Any]:
+    """Read what keeps jobs of a task from running as soon as they are due, refusing what contradicts itself."""
+    if ordering_key is not None and (cap is not None or cap_key is not None):
+        raise ConfigError(f"{name}: ordering_key= runs one job of a key after the other: leave cap= and cap_key= out")
+    if cap_key is not None and cap is None and rate is None:
+        raise ConfigError(f"{name}: cap_key= says of what cap= or rate= holds: give one of them too")
+    if ordering_dead is not None and ordering_key is None:
+        raise ConfigError(f"{name}: ordering_dead= is for a task with an ordering_key=")
+    if ordering_dead not in (None, "block", "skip"):
+        raise ConfigError(f"{name}: ordering_dead= is {ordering_dead!r}: give 'block' or 'skip'")
+    return {
+        "cap": None if cap is None else _cap(cap, name),
+        "cap_key": None if cap_key is None else _key(cap_key, name, "cap_key="),
+        "rate": None if rate is None else limits.rate_of(rate, f"{name}: rate="),
+        "ordering_key": None if ordering_key is None else _key(ordering_key, name, "ordering_key="),
+        "ordering_dead": ordering_dead or "block",
+    }
+
+
+def _cap(cap: Any, name: str) -> int:
+    if cap == 0 and not isinstance(cap, bool):
+        raise ConfigError(f"{name}: cap= is 0, and no job would ever run: to stop a task, pause it")
+    return whole(cap, f"{name}: cap=", least=1)
 
 
 def _on_dead(on_dead: Any, name: str) -> Task[..., Any, Any] | str | None:
@@ -507,10 +565,15 @@ def _on_dead(on_dead: Any, name: str) -> Task[..., Any, Any] | str | None:
     return on_dead
 
 
-def callback(terms: Terms, **more: str | None) -> str:
+def callback(task: Task[..., Any, Any], what: str, **more: str | None) -> str:
     """Write a job that the ending of another adds, so that no crash can lose it."""
+    if (key := task.definition.lane_key) is not None:
+        option = "cap_key" if key is task.definition.cap_key else "ordering_key"
+        raise ConfigError(f"{what} {task.name} has {option}=, which is made of arguments that a callback has not")
+    terms = task._terms()
     names = ("task", "queue", "priority", "max_attempts", "lease_ms", "keep_ms", "result_ttl_ms")
-    return msgspec.json.encode({name: getattr(terms, name) for name in names} | more).decode()
+    lane = limits.lane_of(task.name) if task.definition.is_laned else None
+    return msgspec.json.encode({name: getattr(terms, name) for name in names} | {"lane": lane} | more).decode()
 
 
 def _first(value: int | None, default: int) -> int:

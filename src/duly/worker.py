@@ -18,7 +18,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from duly import keys, runner
@@ -29,8 +29,9 @@ from duly.events import about
 from duly.failure import describe
 from duly.heart import Heart, identity
 from duly.isolation import Children, Suspects
+from duly.lanes import Lanes
 from duly.loop import stopped_by_signals, tasks_of_handlers_noted, threads_switched_often
-from duly.model import Change, Failed, Outcome, Released, State, Verdict
+from duly.model import Change, Claimed, Failed, Outcome, Released, State, Verdict
 from duly.overtime import Overtime
 from duly.pace import LATE_SECONDS, Pace
 from duly.slots import Slots
@@ -91,6 +92,7 @@ class Worker:
         self._on_stuck = on_stuck
         self._order = deque(self.queues)
         self._watermarks = {queue: Watermark() for queue in self.queues}
+        self.lanes = Lanes(self)
         self._held: dict[str, Lease] = {}
         self._aside: set[Lease] = set()  # held, but in no slot: suspects
         self._stuck: set[Lease] = set()
@@ -183,6 +185,7 @@ class Worker:
         while not self._stopping:
             try:
                 await self.driver.arun(self.registration())
+                await self.lanes.declare()
                 await self._reconcile()
                 if self.draining:
                     await self._look_first()
@@ -445,7 +448,7 @@ class Worker:
         leases = await self.claim(queue, limit, tasks)
         if tasks is self.app.tasks:
             self._note_reached(queue, leases)
-            if len(leases) < limit and came_back == self._came_back:
+            if len(leases) < limit and came_back == self._came_back and not self.lanes.unseen:
                 self._exhausted.add(queue)
         self._pace.note_claim(len(leases), sum(len(lease.job.payload) for lease in leases))
         free = self._slots.free
@@ -464,9 +467,21 @@ class Worker:
     ) -> list[Lease]:
         """Take jobs on lease; for a child's, its death is seen here, and ours is not its fault."""
         holder = f"{self.id}{ops.CHILD}" if child else self.id
+        leases: list[Lease] = []
+        for way in self.lanes.ways(queue, self._claim_plain):
+            if len(leases) < limit:
+                leases += self._hold(await way(queue, limit - len(leases), list(tasks), holder, alone))
+        return leases
+
+    async def _claim_plain(
+        self, queue: str, limit: int, tasks: Collection[str], holder: str, alone: bool
+    ) -> list[Claimed]:
         marks = [] if alone else self._watermarks[queue].marks()
         op = ops.claim(queue, limit=limit, token=keys.new_token(), worker=holder, tasks=tasks, alone=alone, marks=marks)
-        jobs = await self.surely(op)
+        return await self.surely(op)
+
+    def _hold(self, jobs: Sequence[Claimed]) -> list[Lease]:
+        """Note what was claimed as held."""
         now, schema = self.clock(), self.app.settings.schema
         leases = []
         for job in jobs:
@@ -486,7 +501,7 @@ class Worker:
         """
         if self.draining:
             return
-        self._watermarks[queue].passed([lease.job for lease in leases])
+        self._watermarks[queue].passed([lease.job for lease in leases if lease.job.lane is None])
         if self._watermarks[queue].begin_look(self.clock()):
             self._slots.in_background(self._look_at_head(queue))
 
@@ -515,6 +530,11 @@ class Worker:
         if limit is not None:
             room = min(room, limit - sum(lease.job.queue == queue for lease in self._held.values()))
         return room
+
+    @property
+    def idle_slots(self) -> int:
+        """How many slots nothing waits for that is held."""
+        return max(0, self.concurrency - self._in_slots() + self._being_recorded - len(self._stuck))
 
     def _in_slots(self) -> int:
         """Count what is held and not set aside; one that was may be held anew, as another lease."""
@@ -581,10 +601,10 @@ class Worker:
         """Ask when the next job is due, so that we sleep exactly until then."""
         self._next_due = None
         for queue in self.queues:
-            due_in_ms = await self.surely(ops.next_due(queue))
-            if due_in_ms is not None:
-                due = self.clock() + max(due_in_ms, 1) / 1000
-                self._next_due = due if self._next_due is None else min(due, self._next_due)
+            for due_in_ms in (await self.surely(ops.next_due(queue)), await self.lanes.next_permit(queue)):
+                if due_in_ms is not None:
+                    due = self.clock() + max(due_in_ms, 1) / 1000
+                    self._next_due = due if self._next_due is None else min(due, self._next_due)
         self._due_known = True
 
     def _note_busy(self, claimed: int) -> None:

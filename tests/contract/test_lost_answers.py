@@ -516,6 +516,7 @@ def prune(what: str) -> Callable[[Store], Op[Any]]:
         dead(store, 3)
         store.query("insert into duly_fire (schedule, due_at, outcome, at) values ('s', 1, 'fired', 1)")
         store.query("insert into duly_batch (id, name, created_at, completed_at) values (?, 'b', 1, 1)", BATCH)
+        store.query("insert into duly_lane (name, task, used_at) values ('t:k', 't', 1)")
         store.run(register(store))
         return ops.prune(what, now=NOW + (2 if what == "results" else 30) * DAY_MS)
 

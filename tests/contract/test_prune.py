@@ -274,6 +274,12 @@ def fill(store: Store, what: str, number: int, at: int) -> None:
                     "values (?, 'h', 1, '[]', '[]', 1, 1, ?)",
                     *(new_id(), at + one),
                 )
+        case "lanes":  # which are made anew when they are needed, so an hour is enough
+            for one in range(number):
+                store.query(
+                    "insert into duly_lane (name, task, used_at) values (?, 't', ?)",
+                    *(new_id(), at + one + 7 * DAY - 3_600_000),
+                )
 
 
 TABLE = {
@@ -284,6 +290,7 @@ TABLE = {
     "fires": "duly_fire",
     "batches": "duly_batch",
     "workers": "duly_worker",
+    "lanes": "duly_lane",
 }
 
 

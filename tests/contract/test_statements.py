@@ -28,10 +28,12 @@ from duly.model import (
     Overlap,
     Sighting,
     State,
+    TaskLimits,
     Terms,
 )
-from duly.store import batches, ops, schedules, statements
+from duly.store import batches, lanes, ops, schedules, statements
 from duly.store.batches import Callbacks
+from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres import PostgresDriver, bring_up_to_date
 from duly.store.schedules import Firing, Run, Skip, Told
@@ -90,6 +92,25 @@ def every_op() -> dict[str, list[Op[Any]]]:
             ops.claim("q", limit=3, token=1, worker="w", tasks=["t"], marks=[Mark(0, NOW, plain)], now=NOW),
         ],
         "head": [ops.head("q", tasks=["t"], now=NOW)],
+        "lanes.declare": [lanes.declare({"t": TaskLimits("t", 3, 2, 1000), "u": TaskLimits("u")})],
+        "lanes.limit": [lanes.limit("t", cap=2, rate_count=5, rate_ms=10, by="a", why="b", now=NOW)],
+        "lanes.limits": [lanes.limits()],
+        "lanes.tasks": [lanes.tasks("q")],
+        "lanes.claim": [
+            ops.enqueue(Terms("t", queue="q"), [NewJob(new_id(), "{}", lane="t:a")], now=NOW),
+            ops.enqueue(
+                Terms("u", queue="q", ordering_dead="block"),
+                [NewJob(new_id(), "{}", lane="u:a")],
+                now=NOW,
+            ),
+            ops.enqueue(
+                Terms("u", queue="q", ordering_dead="skip"), [NewJob(new_id(), "{}", lane="u:b", key="l")], now=NOW
+            ),
+            lanes.claim(
+                "q", [Walk("t"), Walk("u", ordered=True)], limit=3, lanes=9, token=77, worker="w", now=NOW
+            ),
+        ],
+        "lanes.next_permit": [lanes.next_permit("q", ["t"], now=NOW)],
         "recall": [ops.recall(1)],
         "extend": [ops.extend([Held(plain, 1)], now=NOW)],
         "progress": [ops.progress(Held(plain, 1), 50, "half")],
@@ -222,7 +243,7 @@ def tables(sql: str) -> str:
 def test_every_function_that_makes_an_operation_is_tested() -> None:
     makers = {
         f"{before}{name}"
-        for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches))
+        for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches), ("lanes.", lanes))
         for name, function in vars(module).items()
         if inspect.isfunction(function)
         and function.__module__ == module.__name__

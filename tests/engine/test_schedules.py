@@ -489,8 +489,8 @@ def test_s06_a_queue_whose_head_has_gone_is_woken_by_the_upkeep(app: Duly, clock
     clock.advance("3h")
     fire(app)
     outside.query("delete from duly_job where state = 'ready'")
-    [woken] = app.driver.run(schedules.unqueue(now=clock.ms))
-    assert found(app, woken).state is State.READY
+    app.driver.run(schedules.unqueue(now=clock.ms))
+    assert len(app.list(state="ready")) == 1
     assert app.driver.run(schedules.unqueue(now=clock.ms)) == []
     drain(app)
     assert {job.state for job in app.list(limit=100)} == {State.SUCCEEDED}

@@ -91,7 +91,7 @@ def add(
     keyed = "reserve_keys" in op.sections
     before = ("reserve_keys",) if keyed else ()
     insert = "enqueue_keyed" if keyed else "enqueue"
-    after = ("drop_keys", "key_holders") if keyed else ()
+    after = (*(("drop_keys",) if keyed else ()), *ops.in_order(terms), *(("key_holders",) if keyed else ()))
     # Keys before the batch, as in every ending: two that lock in different orders wait for each other for ever.
     first = (*before, "lock_batch", "count_added", insert, *after)
     again = ("lock_jobs", *before, "lock_batch", "count_added", insert, "undo_finished", *after)

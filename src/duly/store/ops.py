@@ -202,10 +202,18 @@ _MOST = {"priority": _INT, "max_attempts": _INT, "lease_ms": _INT}
 def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
     records = [_record_of(job) for job in jobs]
     params = {**_terms(terms), "jobs": json_text(records), "now": now}
+    ordered = in_order(terms)
+    if ordered:
+        params["ids"] = json_text([job.id for job in jobs])
     added = [Enqueued(job.id) for job in jobs]
-    again = Op("enqueue", ("enqueue", "undo_finished"), params, lambda rows: added, wakes=True)
+    again = Op("enqueue", ("enqueue", "undo_finished", *ordered), params, lambda rows: added, wakes=True)
     # Where success leaves no trace, nobody can tell a lost enqueue from a finished one.
-    return replace(again, sections=("enqueue",), once=terms.keep_ms == 0, again=again)
+    return replace(again, sections=("enqueue", *ordered), once=terms.keep_ms == 0, again=again)
+
+
+def in_order(terms: Terms) -> tuple[str, ...]:
+    """Give the sections by which jobs get their places, where their lanes keep an order."""
+    return ("hand_out",) if terms.ordering_dead is not None else ()
 
 
 def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
@@ -224,8 +232,9 @@ def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
         "key_ttl_ms": terms.key_ttl_ms,
         "now": now,
     }
-    sections = ("reserve_keys", "enqueue_keyed", "key_holders")
-    repeated = ("lock_jobs", "reserve_keys", "enqueue_keyed", "undo_finished", "key_holders")
+    ordered = in_order(terms)
+    sections = ("reserve_keys", "enqueue_keyed", *ordered, "key_holders")
+    repeated = ("lock_jobs", "reserve_keys", "enqueue_keyed", "undo_finished", *ordered, "key_holders")
     again = Op("enqueue", repeated, params, _enqueued, wakes=True)
     return replace(again, sections=sections, again=again)
 
@@ -314,8 +323,8 @@ def claim(
     if parts := _parts(queue, marks):
         section, params = "claim_marked", {**params, "parts": json_text(parts)}
         del params["alone"]
-    again = Op("claim", ("await_claim", section), params, _claimed)
-    return Op("claim", (section,), params, _claimed, again=again)
+    again = Op("claim", ("await_claim", section), params, claimed)
+    return Op("claim", (section,), params, claimed, again=again)
 
 
 def _parts(queue: str, marks: Iterable[Mark]) -> list[dict[str, Any]]:
@@ -352,7 +361,8 @@ def recall(token: int) -> Op[list[Claimed]]:
     return claim("", limit=0, token=token, worker="")
 
 
-def _claimed(rows: Rows) -> list[Claimed]:
+def claimed(rows: Rows) -> list[Claimed]:
+    """Read jobs on lease."""
     return [
         Claimed(*row[:6], envelopes.unpack(row[6]), *row[7:11], bool(row[11]), *row[12:])  # type: ignore[call-arg]
         for row in rows
@@ -578,7 +588,7 @@ def expire(ids: Sequence[str], *, now: int | None = None) -> Op[list[str]]:
     return _repeatable("expire", ("expire", *TAIL), {"now": now, **ending(_uuids(ids))}, _ids, look="cancelled")
 
 
-PRUNABLE = ("results", "done", "keys", "events", "fires", "batches", "workers")
+PRUNABLE = ("results", "done", "keys", "events", "fires", "batches", "workers", "lanes")
 
 
 def prune(what: str, limit: int = 1000, *, keep_ms: int = KEEP_MS, now: int | None = None) -> Op[int]:
@@ -649,9 +659,10 @@ def replay(
         "by": _clean(by),
         "why": _clean(why),
         "key_ttl_ms": key_ttl_ms,
+        "ids": json_text([record["new_id"] for record in records]),
         "now": now,
     }
-    return Op("replay", ("replay",), params, _replayed, wakes=True)
+    return Op("replay", ("replay", "hand_out"), params, _replayed, wakes=True)
 
 
 def _replayed(rows: Rows) -> list[Replayed]:

@@ -176,9 +176,10 @@ def fire(firings: Sequence[Firing], *, now: int | None = None) -> Op[list[str]]:
         "forget": _text([_of(one, due_at=due_at) for one in firings for due_at in one.forget]),
         "rows": _text([_of(one, **row) for one in firings for row in _rows(one)]),
         "events": _text([_of(one, **msgspec.structs.asdict(told)) for one in firings for told in one.told]),
+        "ids": _text([run.id for one in firings for run in one.runs]),
         "now": now,
     }
-    sections = ("fire_lock", "fire_jobs", "fire_forget", "fire_rows", "fire_events", "fire_advance")
+    sections = ("fire_lock", "fire_jobs", "hand_out", "fire_forget", "fire_rows", "fire_events", "fire_advance")
     again = Op("fire", (*sections, "fired"), params, _names, wakes=True)
     return replace(again, sections=sections, again=again)
 

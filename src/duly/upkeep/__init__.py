@@ -75,6 +75,7 @@ class Upkeep:
 
     async def _tidy(self) -> None:
         driver = self._worker.driver
+        await self._worker.lanes.look()
         for queue in self._worker.queues:
             await self._to_the_end(ops.promote(queue, CHUNK), CHUNK)
         if (began := self._worker.clock()) >= self._park_at:

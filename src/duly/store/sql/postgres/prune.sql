@@ -84,6 +84,30 @@ delete from duly.duly_worker
           for update skip locked))
 returning id;
 
+-- name: prune_lanes
+-- A lane that has rested is made anew by whoever needs it. Its order begins anew too, so it is kept while a dead job
+-- may come back to its place.
+with clock as materialized (select :now as now),
+rested as materialized (
+    select name
+      from duly.duly_lane
+     cross join clock
+     where used_at <= now - 3600000 - coalesce(
+           (select greatest(set_rate_ms, rate_ms) from duly.duly_queue
+             where kind = 'task' and duly_queue.name = duly_lane.task), 0)
+       and not exists (select 1 from duly.duly_job where duly_job.lane = duly_lane.name and seq is not null)
+       and not exists (
+           select 1 from duly.duly_done
+            where duly_done.lane = duly_lane.name and state = 'dead' and ordering_dead = 'block'
+              and replayed_as is null and resolved_at is null)
+     order by used_at
+     limit :limit::int
+       for update of duly_lane skip locked
+)
+delete from duly.duly_lane
+ where name = any (array(select name from rested))
+returning name;
+
 -- name: prunable
 -- What each of the sections above would take, counted and not taken. Counting stops early, and so does looking.
 -- Differs from SQLite: a limit that is known is large enough to have whole tables read that were not analyzed yet.
@@ -120,4 +144,16 @@ select least((select count(*) from due where not is_whole), :enough::int) as res
          where (select id from duly.duly_done where batch_id = ended.id limit 1) is null) as batches,
        (select count(*) from (
         select 1 from duly.duly_worker where seen_at <= (select now from clock) - greatest(:keep_ms::bigint, 3 * beat_ms)
-         limit (select :enough::int)) as counted) as workers;
+         limit (select :enough::int)) as counted) as workers,
+       (select count(*) from (
+        select 1 from duly.duly_lane
+         where used_at <= (select now from clock) - 3600000 - coalesce(
+               (select greatest(set_rate_ms, rate_ms) from duly.duly_queue
+                 where kind = 'task' and duly_queue.name = duly_lane.task), 0)
+           and not exists (select 1 from duly.duly_job where duly_job.lane = duly_lane.name and seq is not null)
+           and not exists (
+               select 1 from duly.duly_done
+                where duly_done.lane = duly_lane.name and state = 'dead' and ordering_dead = 'block'
+                  and replayed_as is null and resolved_at is null)
+         order by used_at
+         limit (select :enough::int)) as counted) as lanes;

@@ -72,6 +72,24 @@ delete from duly_worker
         limit :limit)
 returning id;
 
+-- name: prune_lanes
+-- A lane that has rested is made anew by whoever needs it. Its order begins anew too, so it is kept while a dead job
+-- may come back to its place.
+delete from duly_lane
+ where name in (
+       select name from duly_lane
+        where used_at <= :now - 3600000 - coalesce(
+              (select max(coalesce(set_rate_ms, 0), coalesce(rate_ms, 0)) from duly_queue
+                where kind = 'task' and duly_queue.name = duly_lane.task), 0)
+          and not exists (select 1 from duly_job where duly_job.lane = duly_lane.name and seq is not null)
+          and not exists (
+              select 1 from duly_done
+               where duly_done.lane = duly_lane.name and state = 'dead' and ordering_dead = 'block'
+                 and replayed_as is null and resolved_at is null)
+        order by used_at
+        limit :limit)
+returning name;
+
 -- name: prunable
 -- What each of the sections above would take, counted and not taken. Counting stops early, and so does looking.
 with due as materialized (
@@ -106,4 +124,16 @@ select min((select count(*) from due where not is_whole), :enough) as results,
          where (select id from duly_done where batch_id = ended.id limit 1) is null) as batches,
        (select count(*) from (
         select 1 from duly_worker where seen_at <= :now - max(:keep_ms, 3 * beat_ms)
-         limit :enough)) as workers;
+         limit :enough)) as workers,
+       (select count(*) from (
+        select 1 from duly_lane
+         where used_at <= :now - 3600000 - coalesce(
+               (select max(coalesce(set_rate_ms, 0), coalesce(rate_ms, 0)) from duly_queue
+                 where kind = 'task' and duly_queue.name = duly_lane.task), 0)
+           and not exists (select 1 from duly_job where duly_job.lane = duly_lane.name and seq is not null)
+           and not exists (
+               select 1 from duly_done
+                where duly_done.lane = duly_lane.name and state = 'dead' and ordering_dead = 'block'
+                  and replayed_as is null and resolved_at is null)
+         order by used_at
+         limit :enough)) as lanes;

@@ -2,9 +2,9 @@
 -- and never walk over those with one.
 
 alter table duly.duly_job
-    -- The lane of a job: its task, or its task and a key. `seq` is its place in a lane that keeps an order, and
-    -- `ordering_dead` says whether its death holds up those behind it.
-    add column lane text,
+    -- The lane of a job: its task, or its task and a key, in the order in which workers go round. `seq` is its place in a
+    -- lane that keeps an order, and `ordering_dead` says whether its death holds up those behind it.
+    add column lane text collate "C",
     add column seq bigint,
     add column ordering_dead text,
     -- Until when its key is kept, whatever becomes of it, instead of a time that counts from its end.
@@ -24,7 +24,7 @@ create index duly_job_lane_running on duly.duly_job (lane) where lane is not nul
 create index duly_job_seq on duly.duly_job (lane, seq) where seq is not null;
 
 alter table duly.duly_done
-    add column lane text,
+    add column lane text collate "C",
     add column seq bigint,
     add column ordering_dead text,
     add column key_until bigint;
@@ -35,7 +35,7 @@ create index duly_done_blocks on duly.duly_done (lane)
 -- A lane that was claimed from or enqueued to in order. `permits` are [[moment, jobs], …], those that still count
 -- against its rate; `last_seq` was handed out last; `held_by` is the token of the claim that locked it.
 create table duly.duly_lane (
-    name text not null primary key,
+    name text collate "C" not null primary key,
     task text not null,
     last_seq bigint not null default 0,
     permits text not null default '[]',
