@@ -46,6 +46,7 @@ def claim(
 
     A lost answer is asked for by the token, and takes nothing new. `alone` takes suspects, which nothing else does.
     """
+    walks = list(walks)
     params = {
         "queue": queue,
         "walks": ops.json_text([walk._asdict() for walk in walks]),
@@ -57,7 +58,8 @@ def claim(
         "now": now,
     }
     # How far it looks is asked before it takes anything: lanes that it empties are on the way no more.
-    sections = ("uncompiled", "promote_lanes", "hold_lanes", "walked_lanes", "claim_lanes")
+    ordered = ("hold_ordered",) if any(walk.ordered for walk in walks) else ()
+    sections = ("uncompiled", "promote_lanes", "hold_lanes", *ordered, "walked_lanes", "claim_lanes")
     recalled = ops.recall(token).again
     assert recalled is not None
     again = replace(recalled, read=lambda rows: Taken(ops.claimed(rows), {}))  # type: ignore[arg-type, return-value]

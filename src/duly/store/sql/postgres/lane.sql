@@ -22,8 +22,7 @@ update duly.duly_job
  where id = any (array(select id from due));
 
 -- name: hold_lanes
--- Of tasks without an order the lanes are waited for: only claims lock them, and not for long. Whoever enqueues in an
--- order locks its lane until it commits: that one is left alone, and the commit wakes somebody. Permits of a later hour
+-- Of tasks without an order. Their lanes are waited for: only claims lock them, and not for long. Permits of a later hour
 -- were written before the clock stepped back: they count from now on, or nothing would run for that hour.
 with recursive clock as materialized (select :now as now),
 asked as materialized (
@@ -66,6 +65,47 @@ select distinct walk_lane, walk_task, :token::bigint, now
        permits = case when duly_lane.permits = '[]' then duly_lane.permits
                  else (select json_agg(json_build_array(least((permit ->> 0)::bigint, excluded.used_at), permit -> 1))::text
                          from json_array_elements(duly_lane.permits::json) as permit) end;
+
+-- name: hold_ordered
+-- Whoever enqueues in an order locks its lane until it commits: that one is left alone, and the commit wakes somebody.
+-- Jobs that were enqueued before their task had an order may be in a lane that is not there yet.
+with recursive asked as materialized (
+    select task as asked_task, after
+      from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
+     where ordered
+),
+walk (walk_task, walk_lane, first_lane, place) as (
+    select asked_task, begins, begins, 1
+      from asked
+     cross join lateral (
+           select coalesce((select lane from duly.duly_job
+                             where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
+                               and task = asked_task and lane > after collate "C"
+                             order by lane limit 1),
+                           (select lane from duly.duly_job
+                             where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
+                               and task = asked_task
+                             order by lane limit 1)) as begins) as first
+     where begins is not null
+     union all
+    select walk_task,
+           coalesce((select lane from duly.duly_job
+                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
+                        and task = walk_task and lane > walk_lane
+                      order by lane limit 1),
+                    (select lane from duly.duly_job
+                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
+                        and task = walk_task
+                      order by lane limit 1)), first_lane, place + 1
+      from walk
+     where place < :lanes::int and (place = 1 or walk_lane <> first_lane)
+)
+insert into duly.duly_lane (name, task, used_at)
+select distinct walk_lane, walk_task, :now
+  from walk
+ where not exists (select 1 from duly.duly_lane where name = walk_lane)
+ order by walk_lane
+    on conflict (name) do nothing;
 with recursive asked as materialized (
     select task as asked_task, after
       from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
@@ -105,7 +145,11 @@ free as materialized (
        for update skip locked
 )
 update duly.duly_lane
-   set held_by = :token::bigint
+   set held_by = :token::bigint,
+       permits = case when permits = '[]' then permits
+                 else (select json_agg(json_build_array(least((permit ->> 0)::bigint, now), permit -> 1))::text
+                         from json_array_elements(permits::json) as permit) end
+  from (select :now as now offset 0) as clock
  where name = any (array(select name from free));
 
 -- name: claim_lanes
@@ -160,7 +204,7 @@ looked as materialized (
      cross join clock
       join duly.duly_lane on duly_lane.name = walk_lane and held_by = :token::bigint
       left join duly.duly_queue on kind = 'task' and duly_queue.name = walk_task
-     where place = 1 or walk_lane <> first_lane
+     where duly_lane.name = any (array(select walk_lane from walk)) and (place = 1 or walk_lane <> first_lane)
 ),
 free as materialized (
     select walk_task, walk_lane, place, head,
@@ -188,10 +232,10 @@ picked as materialized (
       join duly.duly_job on duly_job.id = head
      where room > 0 and state = 'ready' and queue = :queue and suspect = :alone::boolean
        and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
-       and not exists (
-           select 1 from duly.duly_done
-            where duly_done.lane = walk_lane and duly_done.state = 'dead' and duly_done.ordering_dead = 'block'
-              and replayed_as is null and resolved_at is null and duly_done.seq < duly_job.seq)
+       and (select id from duly.duly_done
+             where duly_done.lane = walk_lane and duly_done.state = 'dead' and duly_done.ordering_dead = 'block'
+               and replayed_as is null and resolved_at is null and duly_done.seq < duly_job.seq
+             limit 1) is null
 ),
 chosen as materialized (
     select id from picked order by rank, place limit :limit::int

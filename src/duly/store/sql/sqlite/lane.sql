@@ -58,6 +58,11 @@ select walk_lane, walk_task, :token, :now
    set permits = (select json_group_array(json_array(min(value ->> 0, :now), value ->> 1)) from json_each(duly_lane.permits))
  where exists (select 1 from json_each(duly_lane.permits) where value ->> 0 > :now);
 
+-- name: hold_ordered
+-- Only PostgreSQL has something to lock.
+select :walks as walks, :queue as queue, :lanes as lanes, :alone as alone, :token as token, :now as now
+ where false;
+
 -- name: claim_lanes
 -- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one. In a lane that
 -- keeps an order only the first of all its jobs is looked at, whatever it waits for, and none while a dead one blocks.
@@ -119,7 +124,7 @@ free as materialized (
 ),
 -- A limit knows no lane, so it is the same for all: more than their shares, and fewer than all of a long one.
 share as materialized (
-    select max(8, 2 * :limit / max(count(*), 1)) as most from free where room > 0
+    select cast(max(8, 2 * :limit / max(count(*), 1)) as integer) as most from free where room > 0
 ),
 picked as materialized (
     select place, room,
