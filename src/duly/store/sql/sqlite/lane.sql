@@ -60,8 +60,9 @@ select walk_lane, walk_task, :token, :now
 
 -- name: hold_ordered
 -- Only PostgreSQL has something to lock.
-select :walks as walks, :queue as queue, :lanes as lanes, :alone as alone, :token as token, :now as now
- where false;
+update duly_lane
+   set held_by = :token
+ where coalesce(:walks, :queue, :lanes, :alone, :now) is null;
 
 -- name: claim_lanes
 -- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one. In a lane that
