@@ -606,7 +606,13 @@ def prunable(*, keep_ms: int = KEEP_MS, now: int | None = None) -> Op[dict[str, 
     stopped, the other is what was seen until then.
     """
     params = {"keep_ms": keep_ms, "enough": MANY + 1, "now": now}
-    return Op("prunable", ("prunable",), params, lambda rows: dict(zip(PRUNABLE, rows[0], strict=True)), writes=False)
+    return Op(
+        "prunable",
+        ("uncompiled", "prunable"),
+        params,
+        lambda rows: dict(zip(PRUNABLE, rows[0], strict=True)),
+        writes=False,
+    )
 
 
 # People

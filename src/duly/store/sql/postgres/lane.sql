@@ -103,7 +103,7 @@ walk (walk_task, walk_lane, first_lane, place) as (
 insert into duly.duly_lane (name, task, used_at)
 select distinct walk_lane, walk_task, :now
   from walk
- where not exists (select 1 from duly.duly_lane where name = walk_lane)
+ where (select name from duly.duly_lane where name = walk_lane) is null
  order by walk_lane
     on conflict (name) do nothing;
 with recursive asked as materialized (

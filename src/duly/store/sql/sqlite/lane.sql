@@ -62,7 +62,7 @@ select walk_lane, walk_task, :token, :now
 -- Only PostgreSQL has something to lock.
 update duly_lane
    set held_by = :token
- where coalesce(:walks, :queue, :lanes, :alone, :now) is null;
+ where name = :walks and coalesce(:queue, :lanes, :alone, :now) is null;
 
 -- name: claim_lanes
 -- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one. In a lane that
