@@ -42,7 +42,7 @@ class Lanes:
         }
         self._rated = frozenset(name for name, one in definitions.items() if one.rate is not None)
         self._after: dict[tuple[str, str], str] = {}
-        self._lanes_first = False
+        self._lanes_first: set[str] = set()
         self.unseen = False  # whether the last claim left lanes that it has not looked at
 
     async def declare(self) -> None:
@@ -65,12 +65,16 @@ class Lanes:
         return await self._worker.surely(store.next_permit(queue, self._rated))
 
     def ways(self, queue: str, plain: Way) -> Iterator[Way]:
-        """Give the ways to claim from a queue, each first in its turn."""
+        """Give the ways to claim from a queue: who has filled it all comes second the next time."""
         self.unseen = False
         if not self._of(queue):
-            return iter((plain,))
-        self._lanes_first = not self._lanes_first
-        return iter((self._claim, plain) if self._lanes_first else (plain, self._claim))
+            yield plain
+            return
+        first, second = (self._claim, plain) if queue in self._lanes_first else (plain, self._claim)
+        self._lanes_first ^= {queue}
+        yield first
+        self._lanes_first ^= {queue}
+        yield second
 
     def _of(self, queue: str) -> frozenset[str]:
         return self._in_code | self._found.get(queue, frozenset())

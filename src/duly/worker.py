@@ -374,8 +374,8 @@ class Worker:
             self.app.events.attempted(lease, change, verdict, now)
             if change.state is State.SCHEDULED:
                 self._due_known = False
-        if any(change.state in LIVE_AGAIN for _, change in ended):
-            self._exhausted.clear()  # what was given back, or put off for no time, may be claimed again
+        if any(_lets_others_run(lease, change) for lease, change in ended):
+            self._exhausted.clear()
             self._came_back += 1
         self._vacant.set()
 
@@ -469,8 +469,9 @@ class Worker:
         holder = f"{self.id}{ops.CHILD}" if child else self.id
         leases: list[Lease] = []
         for way in self.lanes.ways(queue, self._claim_plain):
-            if len(leases) < limit:
-                leases += self._hold(await way(queue, limit - len(leases), list(tasks), holder, alone))
+            leases += self._hold(await way(queue, limit - len(leases), list(tasks), holder, alone))
+            if len(leases) >= limit:
+                break
         return leases
 
     async def _claim_plain(
@@ -818,6 +819,15 @@ class Worker:
             self._vacant.clear()
             self.poke()
             await self._vacant.wait()
+
+
+def _lets_others_run(lease: Lease, change: Change) -> bool:
+    """Say whether something may be claimed now that could not be before.
+
+    That is what was given back or put off for no time, what has waited for room in a lane, and what the end has added.
+    """
+    job = lease.job
+    return change.state in LIVE_AGAIN or job.lane is not None or job.batch_id is not None or change.state is State.DEAD
 
 
 def _limits(app: Duly, queues: Iterable[str] | Mapping[str, int | None] | None) -> dict[str, int | None]:
