@@ -8,7 +8,7 @@ begin later than its permit says.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from duly import keys
@@ -64,17 +64,14 @@ class Lanes:
             return None
         return await self._worker.surely(store.next_permit(queue, self._rated))
 
-    def ways(self, queue: str, plain: Way) -> Iterator[Way]:
-        """Give the ways to claim from a queue: who has filled it all comes second the next time."""
+    def ways(self, queue: str, plain: Way, *, alone: bool) -> tuple[Way, ...]:
+        """Give the ways to claim from a queue, each first in its turn."""
         self.unseen = False
         if not self._of(queue):
-            yield plain
-            return
-        first, second = (self._claim, plain) if queue in self._lanes_first else (plain, self._claim)
-        self._lanes_first ^= {queue}
-        yield first
-        self._lanes_first ^= {queue}
-        yield second
+            return (plain,)
+        if not alone:
+            self._lanes_first ^= {queue}
+        return (self._claim, plain) if queue in self._lanes_first else (plain, self._claim)
 
     def _of(self, queue: str) -> frozenset[str]:
         return self._in_code | self._found.get(queue, frozenset())

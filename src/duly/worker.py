@@ -468,7 +468,7 @@ class Worker:
         """Take jobs on lease; for a child's, its death is seen here, and ours is not its fault."""
         holder = f"{self.id}{ops.CHILD}" if child else self.id
         leases: list[Lease] = []
-        for way in self.lanes.ways(queue, self._claim_plain):
+        for way in self.lanes.ways(queue, self._claim_plain, alone=alone):
             leases += self._hold(await way(queue, limit - len(leases), list(tasks), holder, alone))
             if len(leases) >= limit:
                 break

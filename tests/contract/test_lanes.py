@@ -425,3 +425,5 @@ def test_b08_a_lane_that_was_pruned_begins_anew_but_not_while_a_dead_job_holds_i
 def test_b08_jobs_from_before_their_task_had_an_order_run_too(store: Store) -> None:
     [early] = add(store, "t:a")
     assert ids(take(store, ordered=True)) == {early}
+    add(store, "t:a", 1, ordering="block")
+    assert take(store, ordered=True) == []

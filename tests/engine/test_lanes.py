@@ -107,7 +107,7 @@ def test_b06_full_lanes_before_it_do_not_hide_a_lane_that_has_room(app: Duly, ou
     )
     work.enqueue("z")
     asyncio.run(drained(app, concurrency=4))
-    assert "z" in ran
+    assert ran[0] == "z"
 
 
 def test_b06_jobs_with_and_without_a_lane_take_turns(app: Duly) -> None:
@@ -124,7 +124,8 @@ def test_b06_jobs_with_and_without_a_lane_take_turns(app: Duly) -> None:
     laned.enqueue_many(laned.call(number) for number in range(100))
     plain.enqueue_many(plain.call(number) for number in range(100))
     asyncio.run(drained(app, concurrency=1))
-    assert {"laned", "plain"} <= set(order[:10])
+    assert min(Counter(order[:20]).values()) >= 5
+    assert len(set(order[:20])) == 2
 
 
 def test_b06_jobs_in_lanes_that_the_code_knows_no_more_are_found(apps: Callable[..., Duly]) -> None:
