@@ -39,7 +39,7 @@ def complaint(answer: subprocess.CompletedProcess[str], code: int) -> str:
     """A mistake is answered in a line or two on stderr, with the right exit code and no traceback."""
     assert answer.returncode == code, answer
     assert "Traceback" not in answer.stderr
-    assert len(answer.stderr.splitlines()) <= 4
+    assert len(answer.stderr.splitlines()) <= 2
     assert answer.stdout == ""
     return answer.stderr
 

@@ -280,7 +280,9 @@ def test_a_terminal_counts_down_to_the_next_try(here, postgres_url):
     forwarder = Forwarder(postgres_url)
     try:
         worker = here.start_on_terminal("worker", "tasks:app", "--url", forwarder.url)
-        worker.until(r"waiting for the database: .* cannot be reached \(Connection refused\)\r\n")
+        worker.until(
+            r"waiting for the database: .* cannot be reached \(Connection refused\): see that it runs[^\r]*\r\n"
+        )
         worker.until("\r\x1b\\[Ktrying again in 2 s\r\x1b\\[Ktrying again in 1 s\r\x1b\\[Ktrying again now")
         assert worker.text.count("waiting for the database") == 1
         forwarder.open()

@@ -78,6 +78,11 @@ def opened(url: str | None, schema: str | None, target: str | None, *, checked: 
     app = Duly(url, schema=schema) if target is None else _app_of(target, url, schema)
     path = app.settings.url.path
     if path is not None and not Path(path).exists():
+        if not Path(path).parent.exists():
+            raise ConfigError(
+                f"the folder {Path(path).parent} does not exist, so there is no database in it: "
+                "name another one with --url, --app or $DULY_URL"
+            )
         raise ConfigError(
             f"there is no database {path} yet: a worker or an enqueue makes it. "
             "If it is another one, name it with --url, --app or $DULY_URL"
