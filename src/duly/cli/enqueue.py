@@ -107,8 +107,9 @@ def find_task(app: Duly, target: str, name: str) -> Task[..., Any, Any]:
     if not app.tasks:
         raise ConfigError(f"{target} has no task {name!r}, nor any other: define some with @app.task")
     close = get_close_matches(name, app.tasks, 1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    raise ConfigError(f"{target} has no task {name!r}: {meant}Its tasks are {', '.join(sorted(app.tasks))}")
+    tasks = f"tasks are {', '.join(sorted(app.tasks))}"
+    meant = f"did you mean {close[0]!r}? Its {tasks}" if close else f"its {tasks}"
+    raise ConfigError(f"{target} has no task {name!r}: {meant}")
 
 
 def _refuse_traceless(app: Duly, task: Task[..., Any, Any]) -> None:
