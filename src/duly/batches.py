@@ -100,7 +100,7 @@ class Batch:
     def known(cls, app: Duly, record: BatchRecord) -> Batch:
         """Give a batch that is there, to add to it or to ask about it."""
         batch = cls(app, store.open_batch(record.id, record.name, key=record.key))
-        batch._opened = Opened(record.id, record.name, record.key, record.created_at, 0, record.sealed_at)
+        batch._opened = Opened(record.id, record.name, record.key, 0)
         return batch
 
     def __repr__(self) -> str:
