@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from duly import envelope as envelopes
 from duly import keys, steps, tasks
 from duly.context import Lease, current, in_flight, parent
-from duly.dead import checked
 from duly.errors import BadArguments, BatchNotFound, BatchSealed, ConfigError, KeyConflict
+from duly.filters import checked
 from duly.model import BatchRecord, Enqueued, Envelope, NewJob
 from duly.steps import Steps
 from duly.store import batches as store
