@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -187,7 +188,7 @@ def _shown(text: str) -> str:
 def _enqueue(app: Duly, task: Task[..., Any, Any], given: Any) -> Job[Any]:
     """Check the arguments and add the job; a file that is made by it is told of."""
     path = app.settings.url.path
-    is_new = path is not None and not Path(path).exists()
+    is_new = path is not None and not os.path.exists(path)
     try:
         args, kwargs = _typed(task, given)
         job = task.enqueue(*args, **kwargs)
