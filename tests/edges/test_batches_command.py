@@ -75,6 +75,7 @@ class Lot(Stock):
         self.running = self.claim(1)
         self.broken_off("nightly", 2, key="monday")
         self.ids["import"] = self.ids["import \x1b[2J"]
+        self.register("w1")
         return self
 
     def batch(self, name: str, count: int, **options: Any) -> Batch:
@@ -364,6 +365,7 @@ def test_in_json_it_is_an_object_whenever_anything_has_changed(fresh):
 
 def test_to_watch_one_that_is_being_filled_goes_on_until_it_is_sealed_and_done(empty):
     empty.broken_off("slow", 2)
+    empty.register("w1")
     with Watching(empty, "slow") as watch:
         assert "  0%  0/2  -/s  not sealed yet  dead 0\n" in watch.line()
         empty.app.batches.get(empty.ids["slow"]).seal()
@@ -373,6 +375,16 @@ def test_to_watch_one_that_is_being_filled_goes_on_until_it_is_sealed_and_done(e
         assert watch.process.returncode == 0
     assert re.fullmatch(r"batch 'slow' is complete after \S+( \S+)?: 2 succeeded\n", out)
     assert err == ""
+
+
+def test_that_no_worker_is_alive_is_told_once_where_there_is_something_to_run(empty):
+    empty.batch("idle", 2)
+    with Watching(empty, "idle") as watch:
+        assert "  0%  0/2" in watch.line()
+        empty.finish(2, SUCCESS)
+        _, err = watch.process.communicate(timeout=20)
+    assert err == "duly: no worker is alive: start one with duly worker module:app\n"
+    assert empty.say("batches", "watch", empty.ids["idle"]).stderr == ""
 
 
 def test_on_a_terminal_it_is_one_line_with_a_bar_that_is_written_over(fresh):
