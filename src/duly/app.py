@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, U
 from duly import codec, keys, settings, store, tasks
 from duly.batches import Batch, Batches, batch_of
 from duly.context import current, in_flight, parent
-from duly.dead import Dead, checked
+from duly.dead import Dead
 from duly.decorator import TaskDecorator
 from duly.durations import Duration, to_ms
 from duly.errors import (
@@ -39,6 +39,7 @@ from duly.errors import (
     TransitionRefused,
 )
 from duly.events import Events
+from duly.filters import checked
 from duly.model import Enqueued, JobRecord, NewJob, Pause, QueueFigure, State, Terms, WorkerRecord
 from duly.schedules import Every, Options, Schedules, When
 from duly.store import caller, ops

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from duly import envelope as envelopes
 from duly import keys, steps, tasks
 from duly.context import Lease, current, in_flight, parent
-from duly.dead import checked
 from duly.errors import BadArguments, BatchNotFound, BatchSealed, ConfigError, KeyConflict
+from duly.filters import checked
 from duly.model import BatchRecord, Enqueued, Envelope, NewJob
 from duly.steps import Steps
 from duly.store import batches as store
@@ -100,7 +100,7 @@ class Batch:
     def known(cls, app: Duly, record: BatchRecord) -> Batch:
         """Give a batch that is there, to add to it or to ask about it."""
         batch = cls(app, store.open_batch(record.id, record.name, key=record.key))
-        batch._opened = Opened(record.id, record.name, record.key, record.created_at, 0, record.sealed_at)
+        batch._opened = Opened(record.id, record.name, record.key, 0)
         return batch
 
     def __repr__(self) -> str:

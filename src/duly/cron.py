@@ -84,7 +84,7 @@ def _sim(text: str) -> CronSim:
     except CronSimError:
         for place, field in enumerate(fields):
             _check_field(text, place, field)
-        refuse_cron(text, "never fires: no day or time is like that")
+        refuse_impossible(text)
 
 
 def _check_field(text: str, place: int, field: str) -> None:
@@ -97,6 +97,16 @@ def _check_field(text: str, place: int, field: str) -> None:
             why = f"is not {allowed}" if part.isalnum() else f"is no value, range or step of {allowed}"
             advice = ": write * for any" if part == "?" else ""
             refuse_cron(text, f"is wrong in field {place + 1}, {name}: {shown(part)} {why}{advice}")
+
+
+def refuse_impossible(text: str, tz: str = "UTC") -> NoReturn:
+    """Refuse an expression of which every field can be read, and nothing fits them all."""
+    said = [
+        f"field {place}, {name} {shown(field)}"
+        for place, (name, field) in enumerate(zip(FIELDS, _expression(text).split(), strict=True), 1)
+        if field != "*" and place > (2 if tz == "UTC" else 1)  # elsewhere there are hours that some days lack
+    ]
+    refuse_cron(text, f"never fires: no day fits {' and '.join(said)}" + ("" if tz == "UTC" else f" in {tz}"))
 
 
 def refuse_cron(text: str, why: str) -> NoReturn:

@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 from duly import codec
-from duly.errors import ConfigError, JobNotFound, KeyConflict, NotReplayable
+from duly.errors import JobNotFound, KeyConflict, NotReplayable
+from duly.filters import checked
 from duly.model import DeadFigure, JobRecord, Replayed
 from duly.store import ops
 from duly.store.ops import Op, Replay
-from duly.tasks import moment
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -40,21 +40,6 @@ class DeadPage(DeadFilters, total=False):
 
     after: str
     limit: int
-
-
-def checked(filters: Mapping[str, Any], known: type) -> dict[str, Any]:
-    """Refuse filters that do not exist, and write moments as the database does."""
-    names = known.__annotations__
-    if unknown := [name for name in filters if name not in names]:
-        raise ConfigError(f"there is no filter {unknown[0]}=: the filters are {', '.join(names)}")
-    said = dict(filters)
-    for name in ("since", "until"):
-        if isinstance(at := said.get(name), datetime):
-            said[name] = moment(at, f"{name}=")
-    limit = said.get("limit", 1)
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ConfigError(f"limit= is {limit!r}: give a whole number, 1 or more")
-    return said
 
 
 class Dead:

@@ -9,8 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from duly.context import current
+
+HEARD = (signal.SIGTERM, signal.SIGINT)
+# A loop has one handler for a signal, and may have several workers: it stops them all.
+_stops: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Callable[[], None]]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -20,14 +25,23 @@ def stopped_by_signals(stop: Callable[[], None], *, wanted: bool) -> Iterator[No
         yield
         return
     loop = asyncio.get_running_loop()
-    heard = (signal.SIGTERM, signal.SIGINT)
-    for number in heard:
-        loop.add_signal_handler(number, stop)
+    stops = _stops.setdefault(loop, [])
+    if not stops:
+        for number in HEARD:
+            loop.add_signal_handler(number, _stop_all, stops)
+    stops.append(stop)
     try:
         yield
     finally:
-        for number in heard:
-            loop.remove_signal_handler(number)
+        stops.remove(stop)
+        if not stops:
+            for number in HEARD:
+                loop.remove_signal_handler(number)
+
+
+def _stop_all(stops: list[Callable[[], None]]) -> None:
+    for stop in tuple(stops):
+        stop()
 
 
 # How long a thread that has something for a server waits for one that runs handlers. Python's own 5 ms are as long as

@@ -309,6 +309,14 @@ def _weekdays(text: str, parts: dict[str, str], freq: int) -> set[tuple[int, int
     return found
 
 
+def refuse_impossible_rule(text: str) -> NoReturn:
+    """Refuse an RRULE of which every part can be read, and nothing fits them all."""
+    lines = _properties(text)
+    said = [name for name in lines if name != "RRULE"]
+    said += [name for _, rule in lines["RRULE"] for name in _parts(text, rule) if name not in ("FREQ", "WKST")]
+    refuse_rule(text, f"never fires: no time fits {' and '.join(dict.fromkeys(said))}")
+
+
 def refuse_rule(text: str, why: str) -> NoReturn:
     """Refuse an RRULE and say why."""
     raise ConfigError(f"rrule {shown(text)} {why}") from None

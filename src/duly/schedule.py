@@ -17,10 +17,10 @@ from functools import lru_cache
 import msgspec
 
 from duly.almanac import DAY, LAST_DAY, Almanac, shown, walk, zone
-from duly.cron import FIELDS, Cron, explain_cron, refuse_cron
+from duly.cron import FIELDS, Cron, explain_cron, refuse_impossible
 from duly.durations import UNITS, describe, to_ms
 from duly.errors import ConfigError
-from duly.rrule import refuse_rule, rules, start_zone
+from duly.rrule import refuse_impossible_rule, rules, start_zone
 
 __all__ = [
     "DAY",
@@ -183,7 +183,7 @@ def _cron_timing(text: str, tz: str, mode: str | None) -> Timing:
     made = Timing(Mode.CRON, text, tz)
     # From a fixed day on, so that the same text is always taken or always refused.
     if next_after(made, USUAL_AT) is None:
-        refuse_cron(text, "never fires: no day or time is like that")
+        refuse_impossible(text, tz)
     return made
 
 
@@ -194,7 +194,7 @@ def _rrule_timing(text: str, tz: str, mode: str | None) -> Timing:
     made = Timing(Mode.RRULE, text.strip(), start_zone(text, tz))
     almanac = _almanac(made)
     if next(walk(almanac, almanac.first_day * DAY * 1_000), None) is None:
-        refuse_rule(text, "never fires: no day or time is like that, or it ends before it begins")
+        refuse_impossible_rule(text)
     return made
 
 

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import sqlite3
 import subprocess
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import pytest
-from click.testing import CliRunner
 
 from duly.batches import Batch
-from duly.cli import main
 from duly.cli.batches import Look, Pace, bar_line
 from duly.model import BatchRecord, Change, State
 from duly.store import ops
 from duly.store.ops import Finish
+from tests.edges.stock import (
+    NOBODY,
+    Mistake,
+    Stock,
+    answer_to,
+    answer_while_it_is_down,
+    answer_without_a_database,
+    asked_and_said_no,
+    dead,
+    empty_of,
+    fresh_of,
+    shape,
+    to_look_at,
+    told,
+)
 from tests.edges.test_cli import DULY, complaint, run
-from tests.edges.test_looking import NOBODY, Stock, dead, on_a_terminal, read_until, shape, shut, told
+from tests.edges.test_looking import on_a_terminal, read_until, shut
 
 FIELDS = set(BatchRecord.__struct_fields__)
 SUCCESS = Change(State.SUCCEEDED, result="1")
@@ -49,7 +59,7 @@ class Lot(Stock):
         self.work, self.tell_me = work, tell_me
         self.ids: dict[str, str] = {}
 
-    def fill(self) -> Lot:
+    def fill(self) -> Self:
         self.batch("good", 3)
         self.finish(3, SUCCESS)
         self.batch("fair", 4, ok_at=0.75)
@@ -65,6 +75,7 @@ class Lot(Stock):
         self.running = self.claim(1)
         self.broken_off("nightly", 2, key="monday")
         self.ids["import"] = self.ids["import \x1b[2J"]
+        self.register("w1")
         return self
 
     def batch(self, name: str, count: int, **options: Any) -> Batch:
@@ -92,28 +103,9 @@ class Lot(Stock):
         return self.app.batches.list(), self.jobs(limit=1000), self.run(ops.events(limit=1000))
 
 
-@pytest.fixture(scope="module")
-def lot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lot]:
-    """One database for all tests that only look."""
-    lot = Lot(str(tmp_path_factory.mktemp("batches") / "jobs.db")).fill()
-    yield lot
-    lot.app.close()
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lot]:
-    """A full database of its own for a test that changes something."""
-    url = str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    lot = Lot(url).fill()
-    yield lot
-    lot.app.close()
-
-
-@pytest.fixture
-def empty(tmp_path: Path) -> Iterator[Lot]:
-    lot = Lot(str(tmp_path / "jobs.db"))
-    yield lot
-    lot.app.close()
+lot = to_look_at(Lot)
+fresh = fresh_of(Lot)
+empty = empty_of(Lot)
 
 
 def answered(lot: Lot, *words: str, code: int = 0) -> Any:
@@ -373,6 +365,7 @@ def test_in_json_it_is_an_object_whenever_anything_has_changed(fresh):
 
 def test_to_watch_one_that_is_being_filled_goes_on_until_it_is_sealed_and_done(empty):
     empty.broken_off("slow", 2)
+    empty.register("w1")
     with Watching(empty, "slow") as watch:
         assert "  0%  0/2  -/s  not sealed yet  dead 0\n" in watch.line()
         empty.app.batches.get(empty.ids["slow"]).seal()
@@ -382,6 +375,16 @@ def test_to_watch_one_that_is_being_filled_goes_on_until_it_is_sealed_and_done(e
         assert watch.process.returncode == 0
     assert re.fullmatch(r"batch 'slow' is complete after \S+( \S+)?: 2 succeeded\n", out)
     assert err == ""
+
+
+def test_that_no_worker_is_alive_is_told_once_where_there_is_something_to_run(empty):
+    empty.batch("idle", 2)
+    with Watching(empty, "idle") as watch:
+        assert "  0%  0/2" in watch.line()
+        empty.finish(2, SUCCESS)
+        _, err = watch.process.communicate(timeout=20)
+    assert err == "duly: no worker is alive: start one with duly worker module:app\n"
+    assert empty.say("batches", "watch", empty.ids["idle"]).stderr == ""
 
 
 def test_on_a_terminal_it_is_one_line_with_a_bar_that_is_written_over(fresh):
@@ -595,25 +598,12 @@ def test_thousands_are_cancelled_in_chunks_and_a_terminal_sees_how_far_it_is(emp
 
 def test_who_is_asked_and_says_no_changes_nothing(fresh):
     before = fresh.everything()
-    ours, theirs = pty.openpty()
-    words = [DULY, "batches", "cancel", fresh.ids["nightly"], "--url", fresh.url]
-    asked = subprocess.Popen(words, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    os.write(ours, b"n\n")
-    out, err = asked.communicate(timeout=20)
-    os.close(ours)
-    os.close(theirs)
-    assert (asked.returncode, out) == (1, "")
-    assert "Cancel the rest of batch 'nightly' (2 jobs)? [y/N]" in err
+    question = asked_and_said_no(fresh, "batches", "cancel", fresh.ids["nightly"])
+    assert "Cancel the rest of batch 'nightly' (2 jobs)? [y/N]" in question
     assert fresh.everything() == before
 
 
 # Mistakes
-
-
-class Mistake(NamedTuple):
-    words: str
-    code: int
-    said: str
 
 
 MISTAKES = [
@@ -644,13 +634,7 @@ MISTAKES = [
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: ascii(mistake.words))
 def test_a_mistake_is_answered_in_a_line_and_nothing_is_changed(lot, mistake):
     before = lot.everything()
-    answer = lot.say("batches", *(lot.ids.get(word, word) for word in mistake.words.split()))
-    assert answer.exit_code == mistake.code, answer.output
-    assert mistake.said in answer.stderr
-    assert answer.stdout == ""
-    assert len(answer.stderr.splitlines()) <= 4
-    if answer.stderr.startswith("duly: "):
-        assert len(answer.stderr.splitlines()) == 1
+    answer_to(mistake, lot.say("batches", *(lot.ids.get(word, word) for word in mistake.words.split())))
     assert lot.everything() == before
 
 
@@ -662,20 +646,12 @@ def test_a_wrong_id_is_answered_by_the_real_program_without_a_traceback(lot):
 @pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
 def test_a_database_that_is_not_there_is_not_made(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    answer = CliRunner().invoke(main, ["batches", *words], env={"DULY_URL": "missing.db", "DULY_APP": None})
-    assert answer.exit_code == 2
-    assert re.search(r"there is no database .*missing\.db yet", answer.stderr)
-    assert list(tmp_path.iterdir()) == []
+    answer_without_a_database("batches", *words)
 
 
 @pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
 def test_a_database_that_is_down_is_told_within_two_seconds(words):
-    began = time.monotonic()
-    environ = {"DULY_URL": "postgresql://nobody@127.0.0.1:1/db", "DULY_APP": None}
-    answer = CliRunner().invoke(main, ["batches", *words], env=environ)
-    assert time.monotonic() - began < 2
-    assert answer.exit_code == 1
-    assert answer.stderr == "duly: PostgreSQL 127.0.0.1:1/db cannot be reached (Connection refused)\n"
+    answer_while_it_is_down("batches", *words)
 
 
 def test_a_terminal_that_knows_few_letters_gets_others_instead(lot, tmp_path):

@@ -21,7 +21,7 @@ import pytest
 from duly import Duly
 from duly.keys import Ids
 from duly.model import Change, Claimed, Failure, NewJob, State, Terms
-from duly.store import migrate, ops
+from duly.store import batches, migrate, ops
 from duly.store.ops import Finish
 from tests.edges.programs import DULY, PATIENCE, Folder, wait_until
 from tests.edges.test_cli import complaint, run
@@ -226,6 +226,21 @@ def test_a_due_job_that_waits_for_long_and_dead_letters_are_warnings(here, url, 
     assert "duly why" in remedy
     level, text, _ = found.of("dead")[0]
     assert (level, text[:28]) == ("warning", "1 dead letter, the oldest 2d")
+
+
+def test_batches_that_were_never_sealed_are_named(here, url, database):
+    opened = [
+        database.run(batches.open_batch(new_id(), name, key=key, now=database.now - ago))
+        for name, key, ago in (("import", "k", 3 * 60 * MINUTE), ("being filled", None, MINUTE))
+    ]
+    [(level, text, remedy)] = doctor(here, url).of("batches")
+    assert (level, text) == ("warning", "batch 'import' is not sealed since 3h: the filling broke off")
+    assert remedy == f"fill it on under its key, or cancel it: duly batches cancel {opened[0].id}"
+    database.run(batches.open_batch(new_id(), "other", now=database.now - DAY))
+    assert doctor(here, url).of("batches")[0][1].startswith("2 batches are not sealed since 1d:")
+    for one in database.app.batches.list():
+        database.app.batches.get(one.id).cancel()
+    assert doctor(here, url).of("batches") == [("ok", "no batch is unsealed for longer than 1h", "")]
 
 
 def test_a_database_that_cannot_be_reached_is_a_finding(here):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+import click
 import psycopg
 import pytest
 from click.testing import CliRunner
@@ -39,7 +40,7 @@ def complaint(answer: subprocess.CompletedProcess[str], code: int) -> str:
     """A mistake is answered in a line or two on stderr, with the right exit code and no traceback."""
     assert answer.returncode == code, answer
     assert "Traceback" not in answer.stderr
-    assert len(answer.stderr.splitlines()) <= 4
+    assert len(answer.stderr.splitlines()) <= 2
     assert answer.stdout == ""
     return answer.stderr
 
@@ -59,6 +60,18 @@ def subcommands() -> Iterator[list[str]]:
     for name in COMMANDS:
         group = import_module(f"duly.cli.{name}").command
         yield from ([name, child] for child in getattr(group, "commands", {}))
+
+
+def test_every_command_answers_programs_in_json_but_the_one_for_whoever_writes_code():
+    groups = [name for name in COMMANDS if hasattr(command_of([name]), "commands")]
+    words = [[name] for name in COMMANDS if name not in groups] + list(subcommands())
+    without = [one for one in words if not any("--json" in param.opts for param in command_of(one).params)]
+    assert without == [["dev"]]
+
+
+def command_of(words: list[str]) -> click.Command:
+    found = import_module(f"duly.cli.{words[0]}").command
+    return found.commands[words[1]] if len(words) > 1 else found
 
 
 def test_every_flag_has_a_variable_named_after_its_command(tmp_path):

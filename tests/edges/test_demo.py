@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import fcntl
 import itertools
+import json
 import os
 import pty
 import re
@@ -148,6 +149,21 @@ def test_its_numbers_add_up_and_are_those_of_the_database(finished):
     conn.close()
     assert states == {"succeeded": figure["succeeded"], "dead": figure["dead"]}
     assert attempts == figure["attempts"]
+
+
+def test_in_json_it_tells_no_story_and_its_numbers_add_up_too(tmp_path):
+    asked = [DULY, "demo", "--json", "--keep", "kept"]
+    environ = surroundings(tmp_path)
+    told = subprocess.run(
+        asked, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    said = json.loads(told.stdout)
+    assert said["wrong"] == []
+    assert said["enqueued"] == said["succeeded"] + said["dead"] == 1333
+    assert said["attempts"] == said["succeeded"] + said["failed"] + said["crashed"]
+    assert said["rescued"] == said["crashed"] >= 1
+    assert said["database"] == str(tmp_path / "kept" / "demo.db")
 
 
 def test_the_commands_it_names_in_the_end_work(finished, tmp_path):

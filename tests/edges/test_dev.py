@@ -317,7 +317,7 @@ def test_it_waits_for_a_server_with_a_countdown_and_reloads_meanwhile(here, post
     forwarder = Forwarder(postgres_url)
     try:
         dev = here.start_on_terminal("dev", "tasks.py", "--url", forwarder.url)
-        dev.until(r"waiting for the database: .* cannot be reached \(Connection refused\)\r\n")
+        dev.until(r"waiting for the database: .* cannot be reached \(Connection refused\): see that it runs[^\r]*\r\n")
         dev.until("trying again in 2 s")
         file.write_text(APP.replace("call_sync", "renamed"))
         dev.until("trying again in 2 s\r\x1b\\[Ktasks.py changed: starting again\r\n")

@@ -321,7 +321,7 @@ class Terminal:
 
 MISTAKES = [
     (["tasks:app", "ad", "[1]"], 2, r"tasks:app has no task 'ad': did you mean 'add'\? Its tasks are add, daily, fail"),
-    (["tasks:app", "xyzzy"], 2, r"has no task 'xyzzy': Its tasks are add"),
+    (["tasks:app", "xyzzy"], 2, r"has no task 'xyzzy': its tasks are add"),
     (["tasks:ap", "add", "[1]"], 2, r"did you mean 'app'\?"),
     (["task:app", "add", "[1]"], 2, r"there is no module 'task'.*did you mean 'tasks'\?"),
     (["tasks:app", "add", '["one"]'], 2, r"add: argument `a`: expected `int`, got `str`"),

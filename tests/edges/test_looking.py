@@ -9,27 +9,34 @@ import re
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner, Result
 
-from duly import Duly
-from duly.cli import main
 from duly.cli.top import CLOSE, OPEN, Rates
-from duly.keys import Ids
-from duly.model import Change, Claimed, Failure, JobRecord, NewJob, State, Terms, WorkerRecord
+from duly.model import JobRecord, WorkerRecord
 from duly.store import ops
-from duly.store.ops import Finish, Held
+from tests.edges.stock import (
+    NOBODY,
+    Mistake,
+    Stock,
+    answer_to,
+    answer_while_it_is_down,
+    answer_without_a_database,
+    asked_and_said_no,
+    dead,
+    empty_of,
+    fresh_of,
+    shape,
+    to_look_at,
+    told,
+)
 from tests.edges.test_cli import DULY, complaint, run
 
-new_id = Ids()
-NOBODY = "01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55"
 READING = (
     ["jobs", "list"],
     ["dead", "list"],
@@ -53,105 +60,9 @@ CHANGING = (
 )
 
 
-class Stock:
-    """A database with a few jobs in every state, made with the operations that workers use."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.app = Duly(url)
-        self.app.driver.run(ops.clock())
-        self._token = 0
-
-    def fill(self) -> Stock:
-        self.enqueue("mail", 3, queue="mail", delay_ms=300_000)
-        self.end(self.enqueue("add", 2), Change(State.SUCCEEDED, result="3"))
-        self.end(self.enqueue("boom", 3), dead("no \x1b[31mway"))
-        self.end(self.enqueue("part"), Change(State.PARTIAL, reason="one channel was closed"))
-        self.end(self.enqueue("approve"), Change(State.WAITING, reason="approval", give_back_attempt=True))
-        again = Change(State.SCHEDULED, after_ms=60_000, error=Failure("builtins.OSError", "net", "a traceback"))
-        self.end(self.enqueue("again"), again)
-        self.run(ops.cancel(self.enqueue("stop"), by="eve", why="not wanted"))
-        self.enqueue("long")
-        [job] = self.claim()
-        self.run(ops.progress(Held(job.id, job.token), 40, "parsing"))
-        self.enqueue("next", 2)
-        self.run(ops.pause("queue", "mail", by="eve", why="mail server is down", until_ms=3_600_000))
-        self.register("w1", succeeded=10, failed=2)
-        return self
-
-    def run(self, op: Any) -> Any:
-        return self.app.driver.run(op)
-
-    def enqueue(self, task: str, count: int = 1, *, key: str | None = None, **terms: Any) -> list[str]:
-        jobs = [NewJob(new_id(), '{"n":1}', key=key) for _ in range(count)]
-        self.run(ops.enqueue(Terms(task=task, **terms), jobs))
-        return [job.id for job in jobs]
-
-    def claim(self, limit: int = 2000) -> list[Claimed]:
-        self._token += 1
-        return list(self.run(ops.claim("default", limit=limit, token=self._token, worker="w1")))
-
-    def end(self, ids: list[str], change: Change, *, now: int | None = None) -> list[str]:
-        claimed = self.claim()
-        assert [job.id for job in claimed] == ids
-        self.run(ops.finish([Finish(job, change) for job in claimed], now=now))
-        return ids
-
-    def register(self, worker: str, **more: Any) -> None:
-        known = {"queues": ["default"], "tasks": ["add", "boom"], "beat_ms": 600_000, "slots": 4}
-        self.run(ops.register(worker, host="here", pid=42, **{**known, **more}))
-
-    def jobs(self, **filters: Any) -> list[JobRecord]:
-        return self.app.list(**filters)
-
-    def one(self, state: str) -> str:
-        return self.jobs(state=state)[0].id
-
-    def state(self, job_id: str) -> str:
-        job = self.app.get(job_id)
-        assert job is not None
-        return str(job.state)
-
-    def say(self, *words: str, **options: Any) -> Result:
-        """Run a command in this process."""
-        environ = {"DULY_URL": self.url, "USER": "eve", "DULY_APP": None}
-        return CliRunner().invoke(main, words, env=environ, **options)
-
-
-def dead(message: str = "no") -> Change:
-    return Change(State.DEAD, reason="attempts used up", error=Failure("ValueError", message, "a traceback"))
-
-
-@pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
-    """One database for all tests that only look."""
-    stock = Stock(str(tmp_path_factory.mktemp("looking") / "jobs.db")).fill()
-    yield stock
-    stock.app.close()
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stock]:
-    """A full database of its own for a test that changes something."""
-    url = str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    stock = Stock(url).fill()
-    yield stock
-    stock.app.close()
-
-
-@pytest.fixture
-def empty(tmp_path: Path) -> Iterator[Stock]:
-    stock = Stock(str(tmp_path / "jobs.db"))
-    yield stock
-    stock.app.close()
-
-
-def told(stock: Stock, *words: str, code: int = 0) -> str:
-    """Run the real program and give what it prints."""
-    answer = run(*words, cwd=Path("/"), DULY_URL=stock.url, USER="eve")
-    assert answer.returncode == code, answer
-    assert "Traceback" not in answer.stderr
-    return answer.stdout
+stock = to_look_at(Stock)
+fresh = fresh_of(Stock)
+empty = empty_of(Stock)
 
 
 # Looking
@@ -346,15 +257,6 @@ def test_every_look_answers_the_same_on_every_store(fresh, stock):
         assert shape(here) == shape(there), words
     for words in (["jobs", "show"], ["why"]):
         assert fresh.say(*words, fresh.one("dead")).exit_code == 0
-
-
-def shape(value: Any) -> Any:
-    """Give what does not depend on when it was made: all names, and whatever is no number and no id."""
-    if isinstance(value, dict):
-        return {name: shape(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [shape(one) for one in value]
-    return "number" if isinstance(value, int | float) else re.sub(r"[0-9a-f-]{36}", "id", str(value))
 
 
 # The live picture
@@ -678,16 +580,7 @@ def test_dead_jobs_are_purged_and_nothing_else_is(fresh):
 
 
 def test_who_is_asked_and_says_no_changes_nothing(fresh):
-    ours, theirs = pty.openpty()
-    words = [DULY, "jobs", "cancel", "--all", "--url", fresh.url]
-    asked = subprocess.Popen(words, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    os.write(ours, b"n\n")
-    out, err = asked.communicate(timeout=20)
-    os.close(ours)
-    os.close(theirs)
-    assert asked.returncode == 1
-    assert "Cancel 8 jobs? [y/N]" in err
-    assert out == ""
+    assert "Cancel 8 jobs? [y/N]" in asked_and_said_no(fresh, "jobs", "cancel", "--all")
     assert len(fresh.jobs(state="ready")) == 2
 
 
@@ -719,12 +612,6 @@ def test_a_name_that_nobody_knows_is_paused_with_a_warning(fresh):
 
 
 # Mistakes
-
-
-class Mistake(NamedTuple):
-    words: str
-    code: int
-    said: str
 
 
 MISTAKES = [
@@ -772,32 +659,19 @@ MISTAKES = [
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.words)
 def test_a_mistake_is_answered_in_a_line_and_nothing_is_changed(stock, mistake):
     before = [stock.jobs(), stock.app.paused()]
-    answer = stock.say(*mistake.words.split())
-    assert answer.exit_code == mistake.code, answer.output
-    assert mistake.said in answer.stderr
-    assert "Traceback" not in answer.output
-    assert len(answer.stderr.splitlines()) <= 4
+    answer_to(mistake, stock.say(*mistake.words.split()))
     assert [stock.jobs(), stock.app.paused()] == before
 
 
 @pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
 def test_a_database_that_is_not_there_is_not_made(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    answer = CliRunner().invoke(main, words, env={"DULY_URL": "missing.db", "DULY_APP": None})
-    assert answer.exit_code == 2
-    assert re.search(r"there is no database .*missing\.db yet", answer.stderr)
-    assert list(tmp_path.iterdir()) == []
+    answer_without_a_database(*words)
 
 
 @pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
 def test_a_database_that_is_down_is_told_within_two_seconds(words):
-    began = time.monotonic()
-    url = "postgresql://nobody@127.0.0.1:1/db"
-    answer = CliRunner().invoke(main, words, env={"DULY_URL": url, "DULY_APP": None})
-    assert time.monotonic() - began < 2
-    assert answer.exit_code == 1
-    assert answer.stderr == "duly: PostgreSQL 127.0.0.1:1/db cannot be reached (Connection refused)\n"
-    assert len(answer.stderr.splitlines()) <= 2
+    answer_while_it_is_down(*words)
 
 
 def test_missing_tables_are_answered_with_what_makes_them(tmp_path, postgres):

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import subprocess
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import pytest
-from click.testing import CliRunner
 
-from duly.cli import main
 from duly.model import FireRecord, ScheduleRecord
 from duly.schedule import Mode, Timing
 from duly.store import ops
 from duly.store.schedules import Definition, abandon, define
 from duly.testing import drain, frozen
-from tests.edges.test_cli import DULY, complaint, run
-from tests.edges.test_looking import Stock, shape, told
+from tests.edges.stock import (
+    Mistake,
+    Stock,
+    answer_to,
+    answer_while_it_is_down,
+    answer_without_a_database,
+    asked_and_said_no,
+    empty_of,
+    fresh_of,
+    shape,
+    to_look_at,
+    told,
+)
+from tests.edges.test_cli import complaint, run
 from tests.engine.test_schedules import fire
 
 THURSDAY = datetime(2024, 3, 28, 12, tzinfo=UTC)  # three days before Vienna's clocks go forward
@@ -42,7 +48,7 @@ CHANGING = (
 class Plan(Stock):
     """A database with a schedule of every kind, and two days of history."""
 
-    def fill(self) -> Plan:
+    def fill(self) -> Self:
         @self.app.task(queue="mail", lease="2m")
         def report(kind: str = "short") -> None: ...
 
@@ -79,28 +85,9 @@ class Plan(Stock):
         return self.app.schedules.list(), [self.fires(name) for name in names], self.jobs(limit=1000)
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plan]:
-    """One database for all tests that only look."""
-    plan = Plan(str(tmp_path_factory.mktemp("schedules") / "jobs.db")).fill()
-    yield plan
-    plan.app.close()
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plan]:
-    """A full database of its own for a test that changes something."""
-    url = str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    plan = Plan(url).fill()
-    yield plan
-    plan.app.close()
-
-
-@pytest.fixture
-def empty(tmp_path: Path) -> Iterator[Plan]:
-    plan = Plan(str(tmp_path / "jobs.db"))
-    yield plan
-    plan.app.close()
+plan = to_look_at(Plan)
+fresh = fresh_of(Plan)
+empty = empty_of(Plan)
 
 
 def answered(plan: Plan, *words: str, code: int = 0) -> Any:
@@ -374,20 +361,7 @@ def test_who_is_asked_and_says_no_changes_nothing(fresh):
         (["backfill", "daily", *WINDOW], "Fire 29 due times of 'daily'? [y/N]"),
         (["delete", "daily"], "Delete schedule 'daily' (at 09:00 every day, Europe/Vienna)? [y/N]"),
     ):
-        ours, theirs = pty.openpty()
-        asked = subprocess.Popen(
-            [DULY, "schedules", *words, "--url", fresh.url],
-            stdin=theirs,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        os.write(ours, b"n\n")
-        out, err = asked.communicate(timeout=20)
-        os.close(ours)
-        os.close(theirs)
-        assert (asked.returncode, out) == (1, "")
-        assert question in err
+        assert question in asked_and_said_no(fresh, "schedules", *words)
     assert fresh.everything() == before
 
 
@@ -413,12 +387,6 @@ def test_one_that_is_in_code_is_deleted_with_a_warning(fresh):
 
 
 # Mistakes
-
-
-class Mistake(NamedTuple):
-    words: str
-    code: int
-    said: str
 
 
 DATES = "--since 2024-03-01 --until 2024-03-02"
@@ -470,13 +438,7 @@ MISTAKES = [
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: ascii(mistake.words))
 def test_a_mistake_is_answered_in_a_line_and_nothing_is_changed(plan, mistake):
     before = plan.everything()
-    answer = plan.say("schedules", *mistake.words.split())
-    assert answer.exit_code == mistake.code, answer.output
-    assert mistake.said in answer.stderr
-    assert answer.stdout == ""
-    assert len(answer.stderr.splitlines()) <= 4
-    if answer.stderr.startswith("duly: "):
-        assert len(answer.stderr.splitlines()) == 1
+    answer_to(mistake, plan.say("schedules", *mistake.words.split()))
     assert plan.everything() == before
 
 
@@ -488,20 +450,12 @@ def test_a_wrong_name_is_answered_by_the_real_program_without_a_traceback(plan):
 @pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
 def test_a_database_that_is_not_there_is_not_made(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    answer = CliRunner().invoke(main, ["schedules", *words], env={"DULY_URL": "missing.db", "DULY_APP": None})
-    assert answer.exit_code == 2
-    assert re.search(r"there is no database .*missing\.db yet", answer.stderr)
-    assert list(tmp_path.iterdir()) == []
+    answer_without_a_database("schedules", *words)
 
 
 @pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
 def test_a_database_that_is_down_is_told_within_two_seconds(words):
-    began = time.monotonic()
-    environ = {"DULY_URL": "postgresql://nobody@127.0.0.1:1/db", "DULY_APP": None}
-    answer = CliRunner().invoke(main, ["schedules", *words], env=environ)
-    assert time.monotonic() - began < 2
-    assert answer.exit_code == 1
-    assert answer.stderr == "duly: PostgreSQL 127.0.0.1:1/db cannot be reached (Connection refused)\n"
+    answer_while_it_is_down("schedules", *words)
 
 
 def test_a_terminal_that_knows_few_letters_gets_others_instead(plan, tmp_path):

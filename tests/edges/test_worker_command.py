@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -16,7 +18,7 @@ import pytest
 from duly import liveness
 from duly.model import JobRecord, State
 from duly.store import migrate
-from tests.edges.programs import PATIENCE, Folder, Forwarder, Program, is_gone, wait_until
+from tests.edges.programs import DULY, PATIENCE, Folder, Forwarder, Program, is_gone, wait_until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -280,7 +282,9 @@ def test_a_terminal_counts_down_to_the_next_try(here, postgres_url):
     forwarder = Forwarder(postgres_url)
     try:
         worker = here.start_on_terminal("worker", "tasks:app", "--url", forwarder.url)
-        worker.until(r"waiting for the database: .* cannot be reached \(Connection refused\)\r\n")
+        worker.until(
+            r"waiting for the database: .* cannot be reached \(Connection refused\): see that it runs[^\r]*\r\n"
+        )
         worker.until("\r\x1b\\[Ktrying again in 2 s\r\x1b\\[Ktrying again in 1 s\r\x1b\\[Ktrying again now")
         assert worker.text.count("waiting for the database") == 1
         forwarder.open()
@@ -332,6 +336,47 @@ def test_a_worker_that_waits_for_a_server_ends_at_once_when_told(here, on_termin
         assert worker.wait() == 0
         assert time.monotonic() - began < 1
     assert list((here.path / "run").iterdir()) == []
+
+
+# Root may do everything, unless it lets go of that.
+UNPRIVILEGED = [] if os.geteuid() else ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+
+
+@pytest.mark.skipif(bool(UNPRIVILEGED) and not shutil.which("setpriv"), reason="root can write everywhere")
+@pytest.mark.parametrize(
+    "words", [["worker", "tasks.py"], ["worker", "tasks.py", "--processes", "2"], ["dev", "tasks.py"]]
+)
+@pytest.mark.parametrize(
+    ("place", "rights", "code", "said"),
+    [
+        ("jobs.db", 0o000, 1, r"/jobs\.db cannot be used \(unable to open database file\): look at the file"),
+        ("jobs.db", 0o444, 1, r"/jobs\.db cannot be written by this user: change its owner or its rights"),
+        (
+            ".",
+            0o555,
+            1,
+            r"the folder of \S+/jobs\.db cannot be written|readonly database\): look at the file, its folder",
+        ),
+        (".", 0o000, 2, r"/jobs\.db cannot be looked at \(Permission denied\): look at the rights and the owner"),
+    ],
+)
+def test_a_file_that_may_not_be_written_is_told_and_not_waited_for(here, tmp_path, words, place, rights, code, said):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    here.app(str(kept / "jobs.db")).app.close()
+    here.run("migrate", "--app", "tasks.py")
+    (kept / place).chmod(rights)
+    try:
+        asked = [*UNPRIVILEGED, DULY, *words]
+        answer = subprocess.run(
+            asked, cwd=tmp_path, env=here.environ(), capture_output=True, text=True, timeout=30, check=False
+        )
+    finally:
+        (kept / place).chmod(0o700)
+    assert answer.returncode == code
+    [line] = answer.stderr.splitlines()
+    assert re.search(said, line)
+    assert answer.stdout == ""
 
 
 # Stopping

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal as signals
 import sqlite3
 import threading
 import time
@@ -457,3 +459,28 @@ def test_a_worker_without_a_free_slot_does_not_spin_while_a_job_is_due(app: Duly
         return turns
 
     assert asyncio.run(asyncio.wait_for(run(), 30)) < 100
+
+
+def test_j18_sigterm_reaches_every_worker_of_a_loop(app: Duly) -> None:
+    async def main() -> list[bool]:
+        before = signals.getsignal(signals.SIGTERM)
+        first, second = Worker(app), Worker(app)
+        running = [asyncio.create_task(worker.run()) for worker in (first, second)]
+        async with asyncio.timeout(SECONDS):
+            while len(await app.driver.arun(ops.workers())) < 2:
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signals.SIGTERM)
+            await asyncio.wait(running)
+            # The first to end leaves the signal to the other.
+            third, fourth = Worker(app), Worker(app)
+            running = [asyncio.create_task(worker.run()) for worker in (third, fourth)]
+            while len(await app.driver.arun(ops.workers())) < 2:
+                await asyncio.sleep(0.01)
+            third.stop()
+            await running[0]
+            os.kill(os.getpid(), signals.SIGTERM)
+            await asyncio.wait(running)
+        assert signals.getsignal(signals.SIGTERM) == before
+        return [worker.stopping for worker in (first, second, third, fourth)]
+
+    assert asyncio.run(main()) == [True] * 4

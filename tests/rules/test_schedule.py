@@ -145,9 +145,9 @@ def test_s01_an_alias_stands_for_its_expression(alias, dues):
         ("5-1 * * * *", ["minute: '5-1' is no value, range or step"]),
         ("*/0 * * * *", ["minute: '*/0'"]),
         ("1,,2 * * * *", ["minute: ''"]),
-        ("0 0 30 2 *", ["never fires"]),
-        ("0 0 31 4,6,9,11 *", ["never fires"]),
-        ("0 0 */30 2 mon#2", ["never fires"]),
+        ("0 0 30 2 *", ["never fires: no day fits field 3, day of month '30' and field 4, month '2'"]),
+        ("0 0 31 4,6,9,11 *", ["never fires", "field 3, day of month '31' and field 4, month '4,6,9,11'"]),
+        ("0 0 */30 2 mon#2", ["never fires", "field 3,", "field 4,", "and field 5, day of week 'mon#2'"]),
         ("@reboot", ["@reboot", "@hourly", "@annually"]),
         ("5 minutes", ["interval", "did you mean 'm'"]),
         ("-5m", ["negative"]),
@@ -173,7 +173,7 @@ def test_s01_a_wrong_time_is_refused_with_the_reason(when, words):
 
 def test_s01_what_is_always_in_the_gap_of_its_zone_never_fires():
     timing("*/5 2 * 3 0L")
-    with pytest.raises(ConfigError, match="never fires"):
+    with pytest.raises(ConfigError, match=r"never fires: no day fits field 2, hour '2' and .* in Europe/Vienna"):
         timing("*/5 2 * 3 0L", tz="Europe/Vienna")
 
 

@@ -6,14 +6,15 @@ import difflib
 import errno
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.exceptions import NoArgsIsHelpError
 
 from duly import __version__, settings
 from duly.errors import BatchNotFound, ConfigError, DulyError, JobNotFound, PayloadError, ScheduleNotFound
@@ -94,13 +95,16 @@ class Commands(Named):
             click.echo(f"duly: {_trouble(error)}", err=True)
             sys.exit(1)
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the flags that stand before a command."""
+        with _shortly():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; what duly itself raises becomes a message and an exit code."""
         try:
-            return super().invoke(ctx)
-        except click.BadParameter as error:
-            _name_source(error)
-            raise
+            with _shortly():
+                return super().invoke(ctx)
         except DulyError as error:
             from duly.cli import tell
 
@@ -109,6 +113,35 @@ class Commands(Named):
         except KeyboardInterrupt:
             click.echo("\nduly: interrupted" if sys.stderr.isatty() else "duly: interrupted", err=True)
             sys.exit(INTERRUPTED)
+
+
+class Misuse(click.ClickException):
+    """A command that cannot be meant so: what is wrong with it, and where to read how it is meant."""
+
+    exit_code = 2
+
+    def __init__(self, error: click.UsageError) -> None:
+        super().__init__(error.format_message())
+        self._command = None if error.ctx is None else error.ctx.command_path
+
+    def show(self, file: Any = None) -> None:
+        """Say it in two lines; how to use the command would take more, and is what --help is for."""
+        click.echo(f"duly: {self.format_message()}", file=file, err=True)
+        if self._command is not None:
+            click.echo(f"Try '{self._command} --help'", file=file, err=True)
+
+
+@contextmanager
+def _shortly() -> Iterator[None]:
+    """Tell what click refuses as shortly as what we refuse ourselves."""
+    try:
+        yield
+    except NoArgsIsHelpError:  # who asks for nothing wants to know what there is
+        raise
+    except click.UsageError as error:
+        if isinstance(error, click.BadParameter):
+            _name_source(error)
+        raise Misuse(error) from None
 
 
 def _open_streams() -> None:

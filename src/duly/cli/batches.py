@@ -278,10 +278,18 @@ def watch(batch_id: str, interval: str, url: str | None, schema: str | None, tar
         raise click.UsageError(f"--interval is {interval!r}: give {LEAST_MS}ms or more.")
     with opened(url, schema, target) as app:
         try:
-            last = _watch(_found(app, batch_id), _view(as_json), interval_ms)
+            batch = _found(app, batch_id)
+            _warn_of_nobody(app, batch.progress())
+            last = _watch(batch, _view(as_json), interval_ms)
         except KeyboardInterrupt:  # the way out; but whoever waits for the batch must not take it for complete
             sys.exit(INTERRUPTED)
     sys.exit(0 if last.success else 1)
+
+
+def _warn_of_nobody(app: Duly, record: BatchRecord) -> None:
+    """Say that what is watched will not move, as nobody is there to run it."""
+    if record.open and not any(worker.alive for worker in app.workers()):
+        _say("no worker is alive: start one with duly worker module:app")
 
 
 class Lines:

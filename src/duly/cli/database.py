@@ -76,18 +76,27 @@ def bulk_options(command: C) -> C:
 def opened(url: str | None, schema: str | None, target: str | None, *, checked: bool = True) -> Iterator[Duly]:
     """Open a database that is there already: looking at a file that is not must not make it, nor tables in one."""
     app = Duly(url, schema=schema) if target is None else _app_of(target, url, schema)
-    path = app.settings.url.path
-    if path is not None and not Path(path).exists():
-        raise ConfigError(
-            f"there is no database {path} yet: a worker or an enqueue makes it. "
-            "If it is another one, name it with --url, --app or $DULY_URL"
-        )
+    _check_file(app)
     if checked:
         check_tables(app)
     try:
         yield app
     finally:
         app.close()
+
+
+def _check_file(app: Duly) -> None:
+    from duly.store import sqlite
+
+    path = app.settings.url.path
+    if path is None:
+        return
+    sqlite.check_path(Path(path))
+    if not Path(path).exists():
+        raise ConfigError(
+            f"there is no database {path} yet: a worker or an enqueue makes it. "
+            "If it is another one, name it with --url, --app or $DULY_URL"
+        )
 
 
 def check_tables(app: Duly) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
+from duly.cli import tell
 from duly.cli.demo_picture import BOLD, RED, Lines, Scene, teller
 from duly.cli.supervisor import command_line
 from duly.model import Attempt, JobRecord, State
@@ -41,7 +42,7 @@ KILL_AT = 30.0
 CRASHED = "crashed"
 
 
-@click.command(epilog="\b\nExamples:\n  duly demo\n  duly demo --keep demo-folder\n")
+@click.command(epilog="\b\nExamples:\n  duly demo\n  duly demo --keep demo-folder\n  duly demo --json\n")
 @click.option(
     "--keep",
     metavar="FOLDER",
@@ -49,7 +50,8 @@ CRASHED = "crashed"
     envvar="DULY_DEMO_KEEP",
     help="Put the database into this new or empty folder. Default: a temporary one, named in the end.",
 )
-def command(keep: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Tell no story, and answer with the figures in JSON.")
+def command(keep: Path | None, as_json: bool) -> None:
     """See jobs run, fail, retry, die and be rescued, on a database of its own.
 
     Needs no server and no configuration, takes about ten seconds and ends by itself.
@@ -59,7 +61,7 @@ def command(keep: Path | None) -> None:
     program = own_name()
     try:
         with own_folder(keep) as folder, own_app(folder) as app:
-            good = Demo(app, folder, program).run()
+            good = Demo(app, folder, program, as_json=as_json).run()
     except KeyboardInterrupt:
         click.echo(f"Stopped, and the workers too.{'' if keep else ' The database is removed.'}", err=True)
         sys.exit(128 + signal.SIGINT)
@@ -125,11 +127,12 @@ class Figures(NamedTuple):
 class Demo:
     """One run."""
 
-    def __init__(self, app: Duly, folder: Path, program: str) -> None:
+    def __init__(self, app: Duly, folder: Path, program: str, *, as_json: bool = False) -> None:
         self._app = app
         self._folder = folder
         self._program = program
-        self._teller: Lines = teller()
+        self._as_json = as_json
+        self._teller: Lines = teller(as_json=as_json)
         self._jobs: list[JobRecord] = []
         self._enqueued: set[str] = set()
         self._repeated = 0
@@ -360,8 +363,12 @@ class Demo:
         """Print what became of everything, and say whether it adds up."""
         self._jobs = self._list()
         figures = self._figures()
+        wrong = self._wrong(figures)
+        if self._as_json:
+            tell.answer_json({**self._summary(figures), "wrong": wrong})
+            return not wrong
         self._tell(figures)
-        if wrong := self._wrong(figures):
+        if wrong:
             return self._fail(f"this does not add up: {', '.join(wrong)}")
         click.echo(f"\nIt adds up: {len(self._enqueued):,} jobs, each ended once.")
         self._tell_next()
@@ -378,6 +385,16 @@ class Demo:
             failed=outcomes["failed"],
             crashed=outcomes[CRASHED],
         )
+
+    def _summary(self, of: Figures) -> dict[str, Any]:
+        return {
+            **of._asdict(),
+            "repeated": self._repeated,
+            "rescued": len(self._rescued()),
+            "per_second": round(self._ticks_per_s),
+            "seconds": round(self._teller.seconds, 1),
+            "database": str(self._folder / "demo.db"),
+        }
 
     def _tell(self, of: Figures) -> None:
         calls = f"by {of.enqueued + self._repeated:,} calls: {self._repeated} repeated a key"

@@ -52,8 +52,10 @@ class Scene(NamedTuple):
         return sum(count for state, count in self.states.items() if state.ended)
 
 
-def teller() -> Lines:
+def teller(*, as_json: bool = False) -> Lines:
     """Choose how to tell the story here."""
+    if as_json:
+        return Silence()
     return Picture() if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" else Lines()
 
 
@@ -99,6 +101,13 @@ class Lines:
         if text != self._told and time.monotonic() - self._told_at >= 1:
             self._told, self._told_at = text, time.monotonic()
             self.event(text)
+
+
+class Silence(Lines):
+    """Tells nothing: a program wants only the figures at the end."""
+
+    def line(self, text: str = "", colour: str = "") -> None:
+        """Write nothing."""
 
 
 class Picture(Lines):

@@ -25,6 +25,9 @@ from duly.store.schedules import GONE
 SLOW_MS = 60_000
 # A lease is taken when it was seen twice; what is still there this long after it ended was seen by nobody.
 UNSEEN_MS = 10_000
+# To fill a batch takes seconds; one that is not sealed after this long was probably given up.
+UNSEALED_MS = 3_600_000
+MOST_BATCHES = 1000
 ELSEWHERE = "mend it, or name another database with --url, --app or $DULY_URL"
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -100,6 +103,7 @@ class _Workings:
         yield from self._look_at_leases()
         yield from self._look_at_queues()
         yield from self._look_at_schedules()
+        yield from self._look_at_batches()
         yield from self._look_at_dead()
 
     def _look_at_workers(self) -> Iterator[Finding]:
@@ -215,6 +219,21 @@ class _Workings:
             yield Finding("schedules", "warning", f"{_some(overdue)} overdue: nobody fires it", "start a worker")
         if not unreadable and not gone and not overdue:
             yield Finding("schedules", "ok", "all schedules can be read on this machine")
+
+    def _look_at_batches(self) -> Iterator[Finding]:
+        active = self._app.batches.list(active=True, limit=MOST_BATCHES)
+        unsealed = [one for one in active if one.sealed_at is None and self._now - one.created_at > UNSEALED_MS]
+        if not unsealed:
+            yield Finding("batches", "ok", f"no batch is unsealed for longer than {durations.describe(UNSEALED_MS)}")
+            return
+        oldest = min(unsealed, key=lambda one: one.created_at)
+        named = f"batch {oldest.name!r} is" if len(unsealed) == 1 else f"{len(unsealed):,} batches are"
+        yield Finding(
+            "batches",
+            "warning",
+            f"{named} not sealed since {tell.age(self._now - oldest.created_at, units=1)}: the filling broke off",
+            f"fill it on under its key, or cancel it: duly batches cancel {oldest.id}",
+        )
 
     def _look_at_dead(self) -> Iterator[Finding]:
         figures = self._app.driver.run(ops.dead_metrics())

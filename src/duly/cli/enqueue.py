@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -107,8 +108,9 @@ def find_task(app: Duly, target: str, name: str) -> Task[..., Any, Any]:
     if not app.tasks:
         raise ConfigError(f"{target} has no task {name!r}, nor any other: define some with @app.task")
     close = get_close_matches(name, app.tasks, 1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    raise ConfigError(f"{target} has no task {name!r}: {meant}Its tasks are {', '.join(sorted(app.tasks))}")
+    tasks = f"tasks are {', '.join(sorted(app.tasks))}"
+    meant = f"did you mean {close[0]!r}? Its {tasks}" if close else f"its {tasks}"
+    raise ConfigError(f"{target} has no task {name!r}: {meant}")
 
 
 def _refuse_traceless(app: Duly, task: Task[..., Any, Any]) -> None:
@@ -186,7 +188,7 @@ def _shown(text: str) -> str:
 def _enqueue(app: Duly, task: Task[..., Any, Any], given: Any) -> Job[Any]:
     """Check the arguments and add the job; a file that is made by it is told of."""
     path = app.settings.url.path
-    is_new = path is not None and not Path(path).exists()
+    is_new = path is not None and not os.path.exists(path)
     try:
         args, kwargs = _typed(task, given)
         job = task.enqueue(*args, **kwargs)

@@ -159,9 +159,8 @@ def _told_when_stopped(counts: Counter[str]) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, StoreError):
-        click.echo(
-            f"\nduly: stopped half-way: {summary(counts) or 'nothing was done'}; the rest is as it was", err=True
-        )
+        if counts:
+            click.echo(f"\nduly: stopped half-way: {summary(counts)}; the rest is as it was", err=True)
         raise
 
 

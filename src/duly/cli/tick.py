@@ -74,7 +74,6 @@ def command(
     """
     logs.configure(log_level, as_json=as_json)
     app = find_app(target, url=url)
-    app.driver.run(ops.clock())  # a tick does not wait for a database: the next one comes soon
     ticker = Ticker(
         app,
         limit=limit,
@@ -83,6 +82,7 @@ def command(
         concurrency=concurrency,
         grace=grace,
     )
+    app.driver.run(ops.clock())  # a tick does not wait for a database: the next one comes soon
     warn_of_slips(ticker)
     try:
         ticked = asyncio.run(ticker.tick())

@@ -48,8 +48,17 @@ def reach(app: Duly, worker: str, ending: Ending, *, remedy: str, as_json: bool)
                 wait.until_next(tell.reason(error), pause_s)
             else:
                 wait.found()
+                _refuse_read_only(app)
                 return about
     raise AssertionError("the tries do not end")
+
+
+def _refuse_read_only(app: Duly) -> None:
+    """Refuse what a look does not notice: that nothing can be written there."""
+    if app.settings.url.path is not None:
+        from duly.store import sqlite
+
+        sqlite.check_access(app.settings.url.path)
 
 
 class Wait:

@@ -86,7 +86,14 @@ so at once. Exit codes: 0 stopped, 1 failed, 2 wrong usage.
     envvar="DULY_LOG_LEVEL",
     help="What to log. Each success is told at debug. [$DULY_LOG_LEVEL]",
 )
-@click.option("--log-json", is_flag=True, envvar="DULY_LOG_JSON", help="Log one JSON object a line. [$DULY_LOG_JSON]")
+@click.option(
+    "--log-json",
+    "--json",
+    "log_json",
+    is_flag=True,
+    envvar="DULY_LOG_JSON",
+    help="Log one JSON object a line. [$DULY_LOG_JSON]",
+)
 @click.option("--lifeline", type=int, hidden=True)
 def command(
     target: str,

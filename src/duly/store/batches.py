@@ -25,9 +25,7 @@ class Opened(Struct, frozen=True):
     id: str
     name: str
     key: str | None
-    created_at: int
     filled: int
-    sealed_at: int | None
 
 
 class Added(Struct, frozen=True):

@@ -593,9 +593,14 @@ def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> Store
         case psycopg.OperationalError() if _is_misnamed(detail):
             return StoreError(f"{op}: {where} refuses the connection ({detail}): look at the URL")
         case psycopg.OperationalError() | psycopg.InterfaceError():
-            answered = "refuses the connection" if "FATAL" in detail else "cannot be reached"
-            return StoreUnavailable(f"{op}: {where} {answered} ({detail})")
+            return StoreUnavailable(f"{op}: {where} {_unreachable(detail)}")
     return StoreError(f"{op}: {where}: {detail}")
+
+
+def _unreachable(detail: str) -> str:
+    if "FATAL" in detail:
+        return f"refuses the connection ({detail})"
+    return f"cannot be reached ({detail}): see that it runs, look at the URL"
 
 
 def _is_misnamed(detail: str) -> bool:

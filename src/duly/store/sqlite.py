@@ -706,6 +706,13 @@ def look(path: str | os.PathLike[str]) -> dict[str, str]:
         raise translate(error, "migrate", path) from error
 
 
+def check_access(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that this user may only read: a worker would wait for ever, as nothing changes that by itself."""
+    found = _access(Path(path))
+    if found.level == "error":
+        raise StoreError(f"{found.text}: {found.remedy}")
+
+
 def _access(path: Path) -> Finding:
     file = not path.exists() or os.access(path, os.R_OK | os.W_OK)
     return examine.access(str(path), file=file, folder=os.access(path.parent, os.W_OK | os.X_OK))
@@ -770,9 +777,15 @@ def check_path(path: Path) -> None:
     """Refuse a path that cannot be a database file."""
     if path.name == ":memory:":
         raise ConfigError("a database in memory is refused, as nothing would survive: give a path like 'jobs.db'")
-    if path.is_dir():
+    try:
+        is_folder, is_lost = path.is_dir(), not path.parent.is_dir()
+    except PermissionError as error:
+        raise ConfigError(
+            f"{path} cannot be looked at ({error.strerror}): look at the rights and the owner of its folder"
+        ) from error
+    if is_folder:
         raise ConfigError(f"{path} is a folder: name a file in it, such as {path / 'duly.db'}")
-    if not path.parent.is_dir():
+    if is_lost:
         raise ConfigError(f"the folder {path.parent} does not exist: create it, or name another database file")
 
 

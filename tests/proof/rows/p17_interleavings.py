@@ -1189,7 +1189,7 @@ def _filling(made: Made, sizes: Sequence[int]) -> Script:
             places = iter(range(PLACES))
             chunks = [[work._called(work.call(n)) for n in islice(places, size)] for size in sizes]
             batch = Batch(app, batches.open_batch(made.id, "b", key="k"))
-            batch._opened, batch._place = batches.Opened(made.id, "b", "k", NOW, 0, None), 0
+            batch._opened, batch._place = batches.Opened(made.id, "b", "k", 0), 0
             going[:] = [batch._adding(work, chunks)]
         try:
             return going[0].send(answers[-1] if answers else None)

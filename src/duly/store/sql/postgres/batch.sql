@@ -7,7 +7,7 @@
 insert into duly.duly_batch (id, name, key, created_at, ok_at, on_complete, on_success, on_first_dead)
 values (:id::uuid, :name, :key::text, :now, :ok_at::float8, :on_complete::text, :on_success::text, :on_first_dead::text)
     on conflict do nothing;
-select id::text, name, key, created_at, filled, sealed_at
+select id::text, name, key, filled
   from duly.duly_batch
  where id = :id::uuid or key = :key::text
  limit 1;

@@ -6,7 +6,7 @@
 insert into duly_batch (id, name, key, created_at, ok_at, on_complete, on_success, on_first_dead)
 values (:id, :name, :key, :now, :ok_at, :on_complete, :on_success, :on_first_dead)
     on conflict do nothing;
-select id, name, key, created_at, filled, sealed_at
+select id, name, key, filled
   from duly_batch
  where id = :id or key = :key
  limit 1;
