@@ -297,7 +297,7 @@ def _debounce(terms: Terms, jobs: Sequence[NewJob], parent: Held | None, now: in
     params = {
         "id": job.id,
         "task": terms.task,
-        "key": keys.check_key(job.key or ""),
+        "key": keys.check_key(str(job.key)),
         "job": json_text(spec),
         "debounce_ms": terms.debounce_ms,
         "expires_ms": terms.expires_ms,

@@ -246,7 +246,7 @@ select holder::text, coalesce(holder = next_id, false) as is_behind
                       or exists (select 1 from duly.duly_done where id = :id::uuid) then :id::uuid
                     when debounced_by = :id::uuid then coalesce(next_id, duly_key.job_id) end as holder
           from (values (1)) as asked
-          left join duly.duly_key on duly_key.task = :task and duly_key.key = :key
+          left join duly.duly_key on duly_key.key = :key and duly_key.task = :task
           left join lateral (
                select (next::json ->> 'id')::uuid as next_id from duly.duly_job where id = duly_key.job_id) as behind
             on true) as answer;

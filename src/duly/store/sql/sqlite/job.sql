@@ -169,7 +169,7 @@ select holder, coalesce(holder = next_id, 0) as is_behind
                       or exists (select 1 from duly_done where id = :id) then :id
                     when debounced_by = :id then coalesce(next ->> 'id', duly_key.job_id) end as holder
           from (select 1) as asked
-          left join duly_key on duly_key.task = :task and duly_key.key = :key
+          left join duly_key on duly_key.key = :key and duly_key.task = :task
           left join duly_job on duly_job.id = duly_key.job_id);
 
 -- name: await_claim
