@@ -3483,10 +3483,4 @@ MUTANTS = [
         "    if left or not left:\n        return _settle(finishes, answer)\n",
         "tests/contract/test_debounce.py -k while_the_job_runs",
     ),
-    Mutant(
-        "src/duly/store/ops.py",
-        '    repeated = (*sections[:-1], "undo_finished", sections[-1])\n',
-        "    repeated = sections\n",
-        "tests/contract/test_debounce.py -k has_ended_is_not_added",
-    ),
 ]

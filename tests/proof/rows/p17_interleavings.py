@@ -1551,6 +1551,21 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
     return [[op], [op.again]], judge
 
 
+@race("debounce against its repetition and the death of its job")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    op = _debounce(1)
+    assert op.again is not None
+
+    def die(answers: list[Any]) -> Op[Any] | None:
+        return _finish(answers[1][0], DEAD, now=LATE + 5000) if answers[1] else None
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        if len(outcome.rows("job")) + len(outcome.rows("done")) != 1:
+            yield f"{len(outcome.rows('job'))} jobs live and {len(outcome.rows('done'))} have died of one call"
+
+    return [[op.again], [op, _claim(1001, 1, now=LATE + 5000), die]], judge
+
+
 def _debounce_against_ending_what_waits(end: Callable[[str], Op[Any]], **terms: Any) -> Prepare:
     def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
         job_id = _waiting(store, **terms)

@@ -155,7 +155,7 @@ select :task::text, :key::text, :id::uuid, 'live', :job::json ->> 'fingerprint',
 -- was in a worker's hands has begun, even if it was given back: its steps are those of its payload. A call that did one
 -- of these is named by the key, and asked again it does nothing. Differs from SQLite: another job than the one that was
 -- locked before may hold the key by now. It is not waited for, because who has it wants the key: where that is so,
--- nothing is done, and it is asked again.
+-- nothing is done, and it is asked again. Nor is it inserted where it is there, for that too would wait for who has it.
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at, due_at,
@@ -170,6 +170,7 @@ select :id::uuid, :task, queue, priority, 'scheduled', payload, envelope, :key, 
  where exists (
        select 1 from duly.duly_key
         where task = :task and key = :key and job_id = :id::uuid and state = 'live')
+   and not exists (select 1 from duly.duly_job where id = :id::uuid)
     on conflict (id) do nothing;
 with clock as materialized (select :now as now),
 waiting as materialized (
