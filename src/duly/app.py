@@ -99,6 +99,7 @@ class Job(Generic[R_co]):
         self._enqueued = enqueued
         self._keep_ms = keep_ms
         self._staged = staged
+        self._behind = enqueued.behind
 
     @property
     def id(self) -> str:
@@ -144,6 +145,9 @@ class Job(Generic[R_co]):
 
     def _judge(self, job: JobRecord | None) -> tuple[bool, Any]:
         """Say whether the job has ended, and with what result."""
+        if job is None and self._behind:
+            return False, None  # it is added when another has ended
+        self._behind = False
         if job is None:
             return True, self._remembered()
         match job.state:

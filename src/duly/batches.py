@@ -255,6 +255,11 @@ class Batch:
             self._app.driver.woke()
 
     def _conn_for(self, task: Task[..., Any, Any]) -> Any:
+        if "debounce_ms" in task._using.terms:
+            raise ConfigError(
+                f"{task.name}: using(debounce=…) inside of {self!r}: what is debounced may run as a later job, "
+                "and belongs to no batch. Enqueue it outside"
+            )
         if task._app is not self._app:
             raise ConfigError(f"{task.name} is a task of another app than {self!r}")
         conn = task._using.conn

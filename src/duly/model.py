@@ -88,7 +88,11 @@ class NewJob(Struct, frozen=True):
 
 
 class Terms(Struct, frozen=True):
-    """What all jobs of one enqueue have in common: the task, and the terms on which it runs."""
+    """What all jobs of one enqueue have in common: the task, and the terms on which it runs.
+
+    `key_window_ms` keeps the key from the enqueue on, in place of `key_ttl_ms` from the end on. With `debounce_ms` the
+    last of the calls under a key counts, once no other has come for so long.
+    """
 
     task: str
     queue: str = "default"
@@ -102,6 +106,8 @@ class Terms(Struct, frozen=True):
     keep_ms: int = KEEP_MS
     result_ttl_ms: int = RESULT_TTL_MS
     key_ttl_ms: int = KEY_TTL_MS
+    key_window_ms: int | None = None
+    debounce_ms: int | None = None
     batch_id: str | None = None
     schedule: str | None = None
     on_dead: str | None = None
@@ -290,7 +296,10 @@ class JobRecord(Struct, frozen=True):
 
 
 class Enqueued(Struct, frozen=True):
-    """What an enqueue found or made: the job to look for, and whether it was there before."""
+    """What an enqueue found or made: the job to look for, and whether it was there before.
+
+    `behind`: it is added when the job has ended that holds the key.
+    """
 
     id: str
     deduplicated: bool = False
@@ -298,6 +307,7 @@ class Enqueued(Struct, frozen=True):
     succeeded: bool = False
     result: str | None = None
     result_dropped: bool = False
+    behind: bool = False
 
 
 class Sighting(Struct, frozen=True):

@@ -640,6 +640,9 @@ def _refuse_terms(name: str, task: Task[..., Any, Any]) -> None:
     for field, word in (("delay_ms", "delay="), ("due_at", "at="), ("expires_at", "expires= at a fixed time")):
         if field in using.terms:
             raise ConfigError(f"{name}: using({word}) makes no sense for a schedule: its rule says when")
+    for field, word in (("debounce_ms", "debounce="), ("key_window_ms", "unique_for=")):
+        if field in using.terms:
+            raise ConfigError(f"{name}: using({word}) makes no sense for a schedule: its runs have no key")
 
 
 def _window(since: datetime, until: datetime) -> tuple[int, int]:

@@ -104,7 +104,10 @@ class Using:
     @property
     def lost_in_callback(self) -> str | None:
         """Name an option that a job cannot have which is written down before it is due."""
-        terms = {"delay_ms": "delay", "due_at": "at", "expires_ms": "expires", "expires_at": "expires"}
+        terms = {
+            "delay_ms": "delay", "due_at": "at", "expires_ms": "expires", "expires_at": "expires",
+            "debounce_ms": "debounce", "key_window_ms": "unique_for",
+        }  # fmt: skip
         options = ("key", "subject", "correlation_id", "conn", "batch")
         said = [option for term, option in terms.items() if term in self.terms]
         said += [option for option in options if getattr(self, option) is not None]
@@ -183,6 +186,8 @@ class Task(Generic[P, C, R]):
         at: datetime | None = None,
         expires: Duration | datetime | None = None,
         key: keys.Key | None = None,
+        debounce: Duration | None = None,
+        unique_for: Duration | None = None,
         priority: int | None = None,
         queue: str | None = None,
         max_attempts: int | None = None,
@@ -193,7 +198,11 @@ class Task(Generic[P, C, R]):
         conn: Any = None,
         batch: Batch | None = None,
     ) -> Task[P, C, R]:
-        """Give the task with other terms for what is enqueued through it; the task itself stays as it is."""
+        """Give the task with other terms for what is enqueued through it; the task itself stays as it is.
+
+        `debounce` runs the last of the calls under a key, when no other has come for so long. `unique_for` keeps the
+        key for so long from the enqueue on.
+        """
         if delay is not None and at is not None:
             raise ConfigError(f"{self.name}: give delay= or at=, not both")
         terms = {
@@ -204,6 +213,8 @@ class Task(Generic[P, C, R]):
             "max_attempts": None if max_attempts is None else _attempts(max_attempts, self.name),
             "keep_ms": _ms(keep, f"{self.name}: keep="),
             "result_ttl_ms": _ms(result_ttl, f"{self.name}: result_ttl="),
+            "debounce_ms": _span(debounce, f"{self.name}: debounce="),
+            "key_window_ms": _span(unique_for, f"{self.name}: unique_for="),
         }
         if isinstance(expires, datetime):
             terms["expires_at"] = moment(expires, f"{self.name}: expires=")
@@ -230,6 +241,7 @@ class Task(Generic[P, C, R]):
             conn=before.conn if conn is None else conn,
             batch=before.batch if batch is None else batch,
         )
+        _refuse_beside_debounce(self.definition, using)
         return Task(self._app, self.definition, using)
 
     def _terms(self) -> Terms:
@@ -247,6 +259,7 @@ class Task(Generic[P, C, R]):
                 "on_dead": self._app._dead_letter(definition),
                 "ordering_dead": None if definition.ordering_key is None else definition.ordering_dead,
             }
+            _refuse_keyless(definition, self._using)
             self._shared = Terms(task=definition.name, **{**defaults, **self._using.terms})
         return self._shared
 
@@ -297,10 +310,11 @@ class Task(Generic[P, C, R]):
 
     def _chunks(self, calls: Iterable[Call[R]]) -> Iterable[list[NewJob]]:
         chunk: list[NewJob] = []
+        most = CHUNK if self._terms().debounce_ms is None else 1  # of what is debounced, one after the other
         for call in calls:
             self._refuse_foreign(call)
             chunk.append(self._called(call))
-            if len(chunk) == CHUNK:
+            if len(chunk) == most:
                 yield chunk
                 chunk = []
         if chunk:
@@ -574,6 +588,32 @@ def callback(task: Task[..., Any, Any], what: str, **more: str | None) -> str:
     names = ("task", "queue", "priority", "max_attempts", "lease_ms", "keep_ms", "result_ttl_ms")
     lane = limits.lane_of(task.name) if task.definition.is_laned else None
     return msgspec.json.encode({name: getattr(terms, name) for name in names} | {"lane": lane} | more).decode()
+
+
+def _refuse_beside_debounce(definition: Definition, using: Using) -> None:
+    """Refuse what cannot be kept where calls under a key come to one job, which runs when they pause."""
+    if "debounce_ms" not in using.terms:
+        return
+    beside = {
+        "delay= or at=, as the debounce is the delay": {"delay_ms", "due_at"} & using.terms.keys(),
+        "unique_for=, which keeps later calls from counting": "key_window_ms" in using.terms,
+        "batch=, as what is debounced may run as a later job": using.batch is not None,
+        "ordering_key=, as the last call takes the place of the first": getattr(definition, "ordering_key", None),
+    }
+    for what, is_there in beside.items():
+        if is_there:
+            raise ConfigError(f"{definition.name}: debounce= does not go with {what}: leave one of them out")
+
+
+def _refuse_keyless(definition: Definition, using: Using) -> None:
+    if definition.key is not None or using.key is not None:
+        return
+    for term, option in (("debounce_ms", "debounce"), ("key_window_ms", "unique_for")):
+        if term in using.terms:
+            raise ConfigError(
+                f"{definition.name}: {option}= needs to know which calls are the same: "
+                f"give using({option}=…, key=…), or the task a key="
+            )
 
 
 def _first(value: int | None, default: int) -> int:

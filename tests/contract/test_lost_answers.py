@@ -137,6 +137,25 @@ def enqueue_key_keep_0(store: Store) -> Op[Any]:
     return ops.enqueue(Terms("work", keep_ms=0), [NewJob(name(1), "1", key="k")], now=NOW)
 
 
+def debounce(store: Store, begun: str = "") -> Op[Any]:
+    """Nothing is there under the key, or a job that waits, or one that runs, or the key is kept."""
+    if begun:
+        add(store, 8, key="k", delay_ms=5 if begun == "waiting" else 0)
+    if begun in ("running", "behind", "kept"):
+        [job] = take(store)
+    if begun == "kept":
+        store.succeed(job, '"r"')
+    if begun == "behind":
+        store.run(ops.enqueue(Terms("work", debounce_ms=5), [NewJob(name(7), "7", key="k")], now=NOW))
+    return ops.enqueue(Terms("work", debounce_ms=9), [NewJob(name(1), "1", key="k")], now=NOW)
+
+
+def finish_with_more_behind(store: Store) -> Op[Any]:
+    store.run(debounce(store, "running"))
+    [job] = store.run(ops.recall(77))
+    return ops.finish([Finish(job, Change(State.SUCCEEDED, result='"r"'))], now=NOW + 1)
+
+
 def claim(store: Store) -> Op[Any]:
     for number in range(5):
         add(store, number, delay_ms=number // 2)
@@ -527,12 +546,17 @@ SCENARIOS: dict[str, Scenario] = {
     "enqueue": Scenario(enqueue),
     "enqueue keys": Scenario(enqueue_keys),
     "enqueue key keep 0": Scenario(enqueue_key_keep_0),
+    **{
+        f"enqueue debounced {begun}": Scenario(partial(debounce, begun=begun))
+        for begun in ("", "waiting", "running", "behind", "kept")
+    },
     "claim": Scenario(claim),
     "recall": Scenario(recall),
     "extend": Scenario(extend),
     "progress": Scenario(progress),
     "heartbeat": Scenario(heartbeat),
     "finish plain": Scenario(finish_plain, already),
+    "finish with more behind": Scenario(finish_with_more_behind, same),
     "finish mixed": Scenario(finish_mixed, already),
     "finish runs": Scenario(finish_runs, already),
     "finish keep 0": Scenario(finish_keep_0, gone),

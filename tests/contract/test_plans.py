@@ -246,6 +246,7 @@ BY_KEY = EITHER_BY_ID | KEY  # what a section may walk that says nothing else
 HUNDRED = range(1, 101)
 TAIL = {
     "ended_key": BY_ID | KEY,
+    "ended_next": BY_ID | KEY,
     **dict.fromkeys(("ended_batch", "ended_callbacks", "ended_event"), BY_ID),
     "ended_schedule": BY_ID | BY_NAME | RUNS_OF_ONE,
     **dict.fromkeys(("ended_done", "ended_delete"), BY_ID),
@@ -410,6 +411,10 @@ ASKED: dict[str, Asked] = {
             "undo_finished": EITHER_BY_ID | KEY,
             "key_holders": KEY,
         },
+    ),
+    "debounce": Asked(
+        ops.enqueue(Terms("work", debounce_ms=5), KEYED[:1], parent=Held(id_of(1), 5), now=NOW).again,  # type: ignore[arg-type]
+        dict.fromkeys(("lock_debounced", "hold_parent", "take_key", "debounce", "undo_finished", "debounced"), BY_KEY),
     ),
     "replay": Asked(
         ops.replay([Replay(id_of(FIRST_DONE + 1000 * n), id_of(n)) for n in HUNDRED], now=NOW),

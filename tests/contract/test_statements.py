@@ -65,6 +65,7 @@ def every_op() -> dict[str, list[Op[Any]]]:
     failed = Change(State.DEAD, error=Failure("E", "no", "traceback"))
     sighting = Sighting(other, 3, NOW + 1000, 1000, "w")
     terms = Terms("t", queue="q", lease_ms=1000)
+    debounced = Terms("t", queue="later", debounce_ms=9)
     runs = (
         Run(fired, NOW, 5, Envelope(due_at=NOW), because="triggered by a"),
         Run(queued, NOW + 1, 0, Envelope(due_at=NOW + 1), QUEUED),
@@ -81,6 +82,10 @@ def every_op() -> dict[str, list[Op[Any]]]:
             ops.enqueue(Terms("unknown", queue="q"), [NewJob(new_id(), "{}")], now=NOW),
             ops.enqueue(Terms("late", queue="r", delay_ms=9), [NewJob(late, "{}")], now=NOW),
             ops.enqueue(Terms("child", queue="q"), [NewJob(new_id(), "{}")], parent=Held(plain, 1), now=NOW),
+            ops.enqueue(replace(terms, key_window_ms=9), [NewJob(new_id(), "{}", key="w")], now=NOW),
+            ops.enqueue(debounced, [NewJob(new_id(), "{}", key="d")], now=NOW),
+            ops.enqueue(debounced, [NewJob(new_id(), "1", key="d")], now=NOW),
+            ops.enqueue(debounced, [NewJob(new_id(), "1", key="d")], parent=Held(plain, 1), now=NOW),
         ],
         "register": [ops.register("w", host="h", pid=1, queues=["q", "r"], tasks=["t"], beat_ms=1, slots=9, now=NOW)],
         "workers": [ops.workers(now=NOW)],

@@ -834,8 +834,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/sqlite/ended.sql",
-        "where state in ('dead', 'cancelled') and duly_job.key is not null)",
-        "where state in ('dead') and duly_job.key is not null)",
+        "where state in ('dead', 'cancelled') and duly_job.key is not null and next is null)",
+        "where state in ('dead') and duly_job.key is not null and next is null)",
         "tests/contract/test_enqueue.py -k k03_death_and_cancelling",
     ),
     Mutant(
@@ -1026,14 +1026,14 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/sqlite/ended.sql",
-        "finished_at + max(result_ttl_ms, coalesce(key_ttl_ms, 0)) end",
-        "finished_at + result_ttl_ms end",
+        "then max(finished_at + result_ttl_ms, coalesce(key_until, finished_at + key_ttl_ms, 0)) end,",
+        "then finished_at + result_ttl_ms end,",
         "tests/contract/test_finish.py -k 'j20 or j09'",
     ),
     Mutant(
         "src/duly/store/sql/postgres/ended.sql",
-        "finished_at + greatest(result_ttl_ms, key_ttl_ms) end",
-        "finished_at + result_ttl_ms end",
+        "then greatest(finished_at + result_ttl_ms, coalesce(key_until, finished_at + key_ttl_ms)) end,",
+        "then finished_at + result_ttl_ms end,",
         "tests/contract/test_finish.py -k 'j20 or j09'",
     ),
     Mutant(
@@ -1236,8 +1236,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/sqlite/ended.sql",
-        "       case when state <> 'dead' then finished_at + case when result is not null\n",
-        "       case when true then finished_at + case when result is not null\n",
+        "       case when state = 'dead' then null\n",
+        "       case when false then null\n",
         "tests/contract/test_prune.py -k live_never_do",
     ),
     Mutant(
@@ -3518,5 +3518,107 @@ MUTANTS = [
         "min(limit, self._worker.idle_slots)",
         "limit",
         "tests/engine/test_lanes.py -k only_for_free_slots",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/ended.sql",
+        "state in ('dead', 'cancelled') and duly_job.key is not null and next is null)",
+        "state in ('dead', 'cancelled') and duly_job.key is not null)",
+        "tests/contract/test_debounce.py -k 'however_the_job_ends and not postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/ended.sql",
+        "held.state in ('dead', 'cancelled')\n       and next is null\n",
+        "held.state in ('dead', 'cancelled')\n",
+        "tests/contract/test_debounce.py -k 'however_the_job_ends and postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        "batch_id is null and schedule is null and next is null)\nreturning",
+        "batch_id is null and schedule is null)\nreturning",
+        "tests/contract/test_debounce.py -k 'while_the_job_runs and not postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "       and next is null\n    returning",
+        "    returning",
+        "tests/contract/test_debounce.py -k 'while_the_job_runs and postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        " where duly_key.state = 'succeeded' and duly_key.job_id <> excluded.job_id\n",
+        " where duly_key.expires_at <= :now and duly_key.job_id <> excluded.job_id\n",
+        "tests/contract/test_debounce.py -k 'after_success and not postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        " where duly_key.state = 'succeeded' and duly_key.job_id <> excluded.job_id\n",
+        " where duly_key.expires_at <= :now and duly_key.job_id <> excluded.job_id\n",
+        "tests/contract/test_debounce.py -k 'after_success and postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        "\n   and state <> 'running' and attempt = 0 and last_token is null and replay_of is null\n",
+        "\n   and state <> 'running' and attempt = 0\n",
+        "tests/contract/test_debounce.py -k 'in_a_workers_hands or replayed_job_is_not and not postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "       and duly_job.state <> 'running' and attempt = 0 and last_token is null and replay_of is null\n",
+        "       and duly_job.state <> 'running' and attempt = 0\n",
+        "tests/contract/test_debounce.py -k 'in_a_workers_hands or replayed_job_is_not and postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        "'$.id', coalesce(next ->> 'id', :id), ",
+        "'$.id', :id, ",
+        "tests/contract/test_debounce.py -k 'while_the_job_runs and not postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "'id', coalesce(next::json ->> 'id', :id::text), ",
+        "'id', :id::text, ",
+        "tests/contract/test_debounce.py -k 'while_the_job_runs and postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/ended.sql",
+        "max(next ->> 'due_at', :now)",
+        "next ->> 'due_at'",
+        "tests/contract/test_debounce.py -k 'long_before and not postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/ended.sql",
+        "greatest(due_at, now)",
+        "due_at",
+        "tests/contract/test_debounce.py -k 'long_before and postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/ended.sql",
+        "coalesce(key_until, finished_at + key_ttl_ms) as until",
+        "finished_at + key_ttl_ms as until",
+        "tests/contract/test_debounce.py -k 'window_counts and not postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/ended.sql",
+        "expires_at = coalesce(key_until, finished_at + key_ttl_ms)",
+        "expires_at = finished_at + key_ttl_ms",
+        "tests/contract/test_debounce.py -k 'window_counts and postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        "coalesce(key_until, :now + key_ttl_ms) as until",
+        ":now + key_ttl_ms as until",
+        "tests/contract/test_debounce.py -k 'unique_for_keeps and not postgres'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "expires_at = coalesce(key_until, now + key_ttl_ms)",
+        "expires_at = now + key_ttl_ms",
+        "tests/contract/test_debounce.py -k 'unique_for_keeps and postgres'",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "    if not left:\n        return _settle(finishes, answer)\n",
+        "    if left or not left:\n        return _settle(finishes, answer)\n",
+        "tests/contract/test_debounce.py -k while_the_job_runs",
     ),
 ]

@@ -14,14 +14,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from duly import codec, failure, keys
 from duly import envelope as envelopes
-from duly.errors import ConfigError
+from duly.errors import ConfigError, StoreUnavailable
 from duly.model import (
     HELD,
     KEEP_MS,
@@ -62,6 +62,7 @@ FIRST_ID, LAST_ID = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-
 # All endings share this tail. `ended_delete` comes last: until then the sections find the row in duly_job.
 TAIL = (
     "ended_key",
+    "ended_next",
     "ended_batch",
     "ended_callbacks",
     "ended_schedule",
@@ -155,6 +156,10 @@ def enqueue(
     keyed = [job for job in jobs if job.key is not None]
     if keyed and len(keyed) < len(jobs):
         raise ConfigError("one enqueue takes jobs with keys or jobs without, not both: split them")
+    if terms.debounce_ms is not None:
+        return _debounce(terms, keyed, parent, now)
+    if terms.key_window_ms is not None and not keyed:
+        raise ConfigError(f"{terms.task}: unique_for= keeps a key, and this job has none: give key=")
     op = _enqueue_keyed(terms, keyed, now) if keyed else _enqueue_plain(terms, jobs, now)
     return op if parent is None else while_held(op, parent, [])
 
@@ -194,7 +199,7 @@ _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INT, _LONG = 2**31 - 1, 2**53 - 1
 _LEAST = {
     "priority": -(2**31), "max_attempts": 1, "lease_ms": 1, "delay_ms": 0, "due_at": 0, "expires_ms": 0,
-    "expires_at": 0, "keep_ms": 0, "result_ttl_ms": 0, "key_ttl_ms": 0,
+    "expires_at": 0, "keep_ms": 0, "result_ttl_ms": 0, "key_ttl_ms": 0, "key_window_ms": 0, "debounce_ms": 0,
 }  # fmt: skip
 _MOST = {"priority": _INT, "max_attempts": _INT, "lease_ms": _INT}
 
@@ -230,6 +235,7 @@ def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
         "jobs": json_text(records),
         "ids": json_text([job.id for job in jobs]),
         "key_ttl_ms": terms.key_ttl_ms,
+        "key_window_ms": terms.key_window_ms,
         "now": now,
     }
     ordered = in_order(terms)
@@ -279,6 +285,70 @@ def _enqueued(rows: Rows) -> list[Enqueued]:
         )
         for asked, holder, other_payload, state, result, dropped in rows
     ]
+
+
+# How often a debounce is asked again that found another job under its key each time, locked by somebody.
+DEBOUNCE_TRIES = 10
+
+
+def _debounce(terms: Terms, jobs: Sequence[NewJob], parent: Held | None, now: int | None) -> Op[list[Enqueued]]:
+    """Have one job run when no further call under its key has come for a while, with what the last call gave."""
+    if len(jobs) != 1:
+        raise ConfigError(f"{terms.task}: debounce= is for one job with a key at a time, not for {len(jobs)}")
+    if terms.batch_id is not None or terms.key_window_ms is not None or terms.delay_ms or terms.due_at is not None:
+        raise ConfigError(f"{terms.task}: debounce= goes with no batch, no unique_for=, no delay= and no at=")
+    [job] = jobs
+    spec = {
+        **_record_of(job),
+        "fingerprint": job.fingerprint or keys.fingerprint(job.payload),
+        **{name: getattr(terms, name) for name in _DEBOUNCED},
+    }
+    params = {
+        "id": job.id,
+        "task": terms.task,
+        "key": keys.check_key(str(job.key)),
+        "job": json_text(spec),
+        "debounce_ms": terms.debounce_ms,
+        "expires_ms": terms.expires_ms,
+        "expires_at": terms.expires_at,
+        "parent_id": parent and parent.id,
+        "parent_token": parent and parent.token,
+        "now": now,
+    }
+    return _debouncing(params, DEBOUNCE_TRIES)
+
+
+_DEBOUNCED = ("queue", "priority", "max_attempts", "lease_ms", "keep_ms", "result_ttl_ms", "key_ttl_ms", "on_dead")
+
+
+def _debouncing(params: dict[str, Any], tries: int) -> Op[list[Enqueued]]:
+    """Lock the job that holds the key, then the key, as whoever ends the job does; only then see what is to be done."""
+    held = ("hold_parent",) if params["parent_token"] is not None else ()
+    sections = ("lock_debounced", *held, "take_key", "debounce", "debounced")
+
+    def read(rows: Rows) -> list[Enqueued]:
+        if held and len(rows[0]) != 1:
+            return []
+        holder, is_behind = rows[-1]
+        return [Enqueued(holder or "", deduplicated=holder != params["id"], behind=bool(is_behind))]
+
+    def follow(answer: list[Enqueued]) -> Op[list[Enqueued]] | None:
+        if not answer or answer[0].id:
+            return None
+        return _debouncing(params, tries - 1).again if tries else _crowded(params["task"], params["key"])
+
+    repeated = (*sections[:-1], "undo_finished", sections[-1])
+    again = Op("enqueue", repeated, {**params, "jobs": f"[{params['job']}]"}, read, wakes=True, follow=follow)
+    return replace(again, sections=sections, params=params, again=again)
+
+
+def _crowded(task: str, key: str) -> NoReturn:
+    error = StoreUnavailable(
+        f"enqueue: the key {key!r} of {task} changed hands each time that it was to be debounced: try again, "
+        "and on your own connection roll back before"
+    )
+    error.locked = True
+    raise error
 
 
 # Claim and keep
@@ -462,7 +532,7 @@ def _finish(
         params.setdefault("ids", json_text(list(dict.fromkeys(finish.job.id for finish in finishes))))
         sections = ("lock_jobs", *sections)
     wakes = any(change["state"] == "ready" for change in rest)
-    return Op("finish", sections, params, _recorded, wakes=wakes, follow=lambda answer: _settle(finishes, answer))
+    return Op("finish", sections, params, _recorded, wakes=wakes, follow=lambda answer: _further(finishes, answer, now))
 
 
 def release(jobs: Iterable[Claimed], *, now: int | None = None) -> Op[dict[str, Verdict]]:
@@ -506,6 +576,20 @@ def _without_texts(change: dict[str, Any]) -> dict[str, Any]:
 
 def _recorded(rows: Rows) -> dict[str, Verdict]:
     return {row[0]: Verdict.RECORDED for row in rows}
+
+
+def _further(finishes: Sequence[Finish], answer: dict[str, Verdict], now: int | None) -> Op[dict[str, Verdict]] | None:
+    """Finish the long way what the short one of keys did not take: something may have to run next under its key."""
+    left = [one for one in finishes if one.job.id not in answer and way_of(one.job, one.change) is Way.KEYED]
+    if not left:
+        return _settle(finishes, answer)
+    op = _finish({}, [_change(job, change) for job, change in left], left, now)
+    return replace(
+        op,
+        read=lambda rows: answer | op.read(rows),
+        wakes=True,
+        follow=lambda known: _settle(finishes, known),
+    )
 
 
 def _settle(finishes: Sequence[Finish], answer: dict[str, Verdict]) -> Op[dict[str, Verdict]] | None:

@@ -112,6 +112,7 @@ async def a_task_is_a_callable() -> None:
 def options() -> None:
     plain.using(delay=5, queue="mail", max_attempts=3, keep=timedelta(days=1), result_ttl="1h").enqueue(1)
     plain.using(expires="1d", subject="order 5", correlation_id="c").enqueue(1)
+    plain.using(debounce="30s", key="k").using(key="k", unique_for=timedelta(hours=1)).enqueue(1)
 
 
 @app.task()

@@ -1442,6 +1442,204 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
     return scripts, judge
 
 
+# Debounce
+
+
+def _debounce(payload: int, *, key: str = "k", now: int = LATE, parent: Claimed | None = None) -> Op[list[Enqueued]]:
+    terms = Terms("work", debounce_ms=1000)
+    job = NewJob(new_id(), str(payload), key=key)
+    return ops.enqueue(terms, [job], parent=None if parent is None else _held(parent), now=now)
+
+
+def _waiting(store: PostgresStore, **terms: Any) -> str:
+    """A job that was debounced and is due by LATE."""
+    return store.enqueue_key("k", payload="0", delay_ms=1000, **terms).id
+
+
+def _running(store: PostgresStore, *, behind: bool = False, **terms: Any) -> Claimed:
+    """A job that runs under the key, with another to come after it where one is asked for."""
+    job = _one(store, key="k", payload="0", **terms)
+    if behind:
+        store.run(_debounce(1, now=NOW))
+    return job
+
+
+def _pending(outcome: Outcome, *payloads: int, key: str = "k") -> Iterator[str]:
+    """See that one job lives under the key, and that what runs last is one of these."""
+    rows = outcome.rows("job", key=key)
+    if len(rows) != 1:
+        yield f"{len(rows)} jobs live under one key"
+        return
+    [row] = rows
+    last = row["payload"] if row["next"] is None else json.loads(row["next"])["payload"]
+    if int(last) not in payloads:
+        yield f"{last} is what runs last under the key, not one of {payloads}"
+    if row["next"] is not None and row["attempt"] == 0:
+        yield "something was written behind a job that has not begun"
+
+
+@race("debounce against claim")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _waiting(store)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _pending(outcome, 1)
+        for job in outcome.answer(1):
+            if job.payload != "0":
+                yield "a job was claimed that had just been put off"
+
+    return [[_debounce(1)], [_claim(1001, 1, now=LATE)]], judge
+
+
+def _debounce_against_end(end: Callable[[Claimed], Op[Any]], *, behind: bool = False, **terms: Any) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        job = _running(store, behind=behind, **terms)
+        return [[_debounce(2)], [end(job)]], lambda outcome: _pending(outcome, 2)
+
+    return prepare
+
+
+for _behind in (False, True):
+    _which = f"debounce{' of one that has another behind it' if _behind else ''} against"
+    race(f"{_which} finish, success")(_debounce_against_end(lambda job: _finish(job, SUCCESS), behind=_behind))
+    race(f"{_which} finish, dead")(_debounce_against_end(lambda job: _finish(job, DEAD), behind=_behind))
+    race(f"{_which} finish, retry")(_debounce_against_end(lambda job: _finish(job, RETRY), behind=_behind))
+    race(f"{_which} rescue to death")(_debounce_against_end(_rescue, behind=_behind, max_attempts=1))
+
+
+def _debouncers(*payloads: int, prepare: Callable[[PostgresStore], Any] = lambda store: None) -> Prepare:
+    def made(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        prepare(store)
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            last = [
+                payload
+                for n, payload in enumerate(payloads)
+                if not any(outcome.before(n, other) for other in range(len(payloads)))
+            ]
+            yield from _pending(outcome, *last)
+            ids = {answer.id for answers in outcome.answers for answer in answers[-1]}
+            if len(ids) != 1:
+                yield f"{len(ids)} jobs were told for one"
+            if prepare is not _waiting and sum(not answers[-1][0].deduplicated for answers in outcome.answers) != 1:
+                yield "not one of the calls was the first"
+
+        return [[_debounce(payload)] for payload in payloads], judge
+
+    return made
+
+
+race("debounce, 2 sessions")(_debouncers(1, 2))
+race("debounce, 3 sessions")(_debouncers(1, 2, 3))
+race("debounce of what waits, 3 sessions")(_debouncers(1, 2, 3, prepare=_waiting))
+race("debounce of what runs, 3 sessions")(_debouncers(1, 2, 3, prepare=_running))
+race("debounce of a key that is kept, 2 sessions")(
+    _debouncers(1, 2, prepare=lambda store: store.succeed(_one(store, key="k")))
+)
+
+
+@race("debounce against its repetition")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    op = _debounce(1)
+    assert op.again is not None
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _pending(outcome, 1)
+        if outcome.answer(0) != outcome.answer(1):
+            yield "the repetition was answered otherwise"
+
+    return [[op], [op.again]], judge
+
+
+@race("debounce against its repetition and the death of its job")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    op = _debounce(1)
+    assert op.again is not None
+
+    def die(answers: list[Any]) -> Op[Any] | None:
+        return _finish(answers[1][0], DEAD, now=LATE + 5000) if answers[1] else None
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        if len(outcome.rows("job")) + len(outcome.rows("done")) != 1:
+            yield f"{len(outcome.rows('job'))} jobs live and {len(outcome.rows('done'))} have died of one call"
+
+    return [[op.again], [op, _claim(1001, 1, now=LATE + 5000), die]], judge
+
+
+def _debounce_against_ending_what_waits(end: Callable[[str], Op[Any]], **terms: Any) -> Prepare:
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        job_id = _waiting(store, **terms)
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            done, [answer] = outcome.done(job_id), outcome.answer(0)
+            if done is None or answer.id != job_id:
+                yield from _pending(outcome, 1)
+            elif done["payload"] != "1" or outcome.rows("job"):
+                yield f"the job was ended with the payload {done['payload']}"
+
+        return [[_debounce(1)], [end(job_id)]], judge
+
+    return prepare
+
+
+race("debounce against cancel")(_debounce_against_ending_what_waits(lambda job_id: ops.cancel([job_id], now=LATE)))
+race("debounce against expire")(
+    _debounce_against_ending_what_waits(lambda job_id: ops.expire([job_id], now=LATE), expires_ms=2000)
+)
+
+
+@race("debounce against keyed enqueue")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    return [[_debounce(1)], [_keyed("k")], [_debounce(2)]], lambda outcome: _pending(outcome, 1, 2)
+
+
+@race("debounce against prune of keys")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    store.succeed(_one(store, key="k", key_ttl_ms=0))
+    return [[_debounce(1)], [ops.prune("keys", now=LATE)]], lambda outcome: _pending(outcome, 1)
+
+
+@race("debounce while the key is handed on and its next job claimed, 4 sessions")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    job = _running(store, behind=True)
+    claim = _claim(1001, 1, now=LATE + 5000)
+    scripts: list[Script] = [
+        [_debounce(2)],
+        [_finish(job, SUCCESS)],
+        [claim, _claim(1002, 1, now=LATE + 5000)],
+        [_debounce(3)],
+    ]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        wanted = (3,) if outcome.before(0, 3) else (2,) if outcome.before(3, 0) else (2, 3)
+        yield from _pending(outcome, *wanted)
+
+    return scripts, judge
+
+
+@race("handlers that debounce each other's keys")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    one, other = _one(store, key="a"), _one(store, key="b")
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _pending(outcome, 1, key="b")
+        yield from _pending(outcome, 2, key="a")
+
+    return [[_debounce(1, key="b", parent=one)], [_debounce(2, key="a", parent=other)]], judge
+
+
+@race("debounce of two keys against the end of both")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    jobs = [_one(store, key=key) for key in ("a", "b")]
+    end = ops.finish([Finish(job, SUCCESS) for job in jobs], now=LATE)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _pending(outcome, 1, key="a")
+        yield from _pending(outcome, 2, key="b")
+
+    return [[_debounce(1, key="a")], [_debounce(2, key="b")], [end]], judge
+
+
 LOCKED = "order by id\n       for update"
 SEEN = (
     "\n     cross join clock\n     where duly_job.id = any (array(select id from seen)) and duly_job.state = 'running'"
@@ -1465,6 +1663,9 @@ CONTROLS: dict[str, tuple[str, str, str]] = {
     "add_lock": ("lock_batch", " for no key update\n", "\n"),
     "add_again": ("count_added", "where duly_done.id = input.id)", "where false)"),
     "fill_guard": ("enqueue", "or filled = :filling::bigint)", "or true)"),
+    "take_guard": ("take_key", " duly_key.state = 'succeeded' and", ""),
+    "next_guard": ("finish_keyed", "\n       and next is null", ""),
+    "begun_guard": ("debounce", "duly_job.state <> 'running' and attempt = 0 and last_token is null and", ""),
 }  # fmt: skip
 # What else has to be changed for a defence to be gone.
 ALONG = {"fill_guard": (("count_filled", "and filled = :filling::bigint", ""),)}

@@ -24,7 +24,7 @@ select distinct on (task, key) task, key, new_id, 'live', fingerprint
     or exists (select 1 from json_to_recordset(:replays::json) as replay (id uuid, new_id uuid)
                 where replay.new_id = excluded.job_id and replay.id = duly_key.job_id);
 insert into duly.duly_job (
-    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at,
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, key_until, max_attempts, created_at,
     due_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, origin, replay_of, replay_count, lane,
     seq, ordering_dead)
 select new_id, task, queue, priority, 'ready', coalesce(replay.payload, duly_done.payload), envelope,
@@ -32,6 +32,7 @@ select new_id, task, queue, priority, 'ready', coalesce(replay.payload, duly_don
        case when coalesce(replay.key, duly_done.key) is not null
             then coalesce(replay.fingerprint, duly_done.fingerprint) end,
        case when coalesce(replay.key, duly_done.key) is not null then coalesce(key_ttl_ms, :key_ttl_ms::bigint) end,
+       key_until,
        max_attempts, now, now, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead,
        coalesce(origin, duly_done.id), duly_done.id, replay_count + 1, lane,
        -- What has held up those behind it takes its own place again.

@@ -3,10 +3,10 @@
 -- The marked rows are locked by the mark, so what the sections read of them stands until the commit.
 
 -- name: ended_key
--- Success keeps the key for its time, so that the work is not done again. Death and cancelling free it.
--- Differs from SQLite: keys are locked in order.
+-- Success keeps the key for its time, so that the work is not done again. Death and cancelling free it. Where something
+-- is to run next under it, `ended_next` hands it on. Differs from SQLite: keys are locked in order.
 with held as materialized (
-    select duly_key.task, duly_key.key, duly_job.state, finished_at, key_ttl_ms, duly_job.result
+    select duly_key.task, duly_key.key, duly_job.state, finished_at, key_ttl_ms, key_until, duly_job.result, next
       from duly.duly_job
       join duly.duly_key on duly_key.task = duly_job.task and duly_key.key = duly_job.key
        and duly_key.job_id = duly_job.id
@@ -19,13 +19,46 @@ freed as (
     delete from duly.duly_key
      using held
      where duly_key.task = held.task and duly_key.key = held.key and held.state in ('dead', 'cancelled')
+       and next is null
 )
 update duly.duly_key
-   set state = 'succeeded', expires_at = finished_at + key_ttl_ms,
+   set state = 'succeeded', expires_at = coalesce(key_until, finished_at + key_ttl_ms),
        result = case when octet_length(held.result) <= 65536 then held.result end,
        result_dropped = coalesce(octet_length(held.result) > 65536, false)
   from held
- where duly_key.task = held.task and duly_key.key = held.key and held.state in ('succeeded', 'partial');
+ where duly_key.task = held.task and duly_key.key = held.key and held.state in ('succeeded', 'partial')
+   and next is null;
+
+-- name: ended_next
+-- What was debounced while the job ran is added under its key, however it ended.
+with clock as materialized (select :now as now),
+following as materialized (
+    select id as ended_id, task as ended_task, key as ended_key, next
+      from duly.duly_job
+     where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))
+       and finished_at is not null and next is not null
+),
+handed_on as (
+    update duly.duly_key
+       set job_id = (next::json ->> 'id')::uuid, state = 'live', fingerprint = next::json ->> 'fingerprint',
+           result = null, result_dropped = false, expires_at = null
+      from following
+     where task = ended_task and key = ended_key and job_id = ended_id
+    returning job_id
+)
+insert into duly.duly_job (
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at, due_at,
+    expires_at, lease_ms, keep_ms, result_ttl_ms, on_dead, lane)
+select id, ended_task, queue, priority, case when due_at <= now then 'ready' else 'scheduled' end, payload, envelope,
+       ended_key, fingerprint, key_ttl_ms, max_attempts, created_at, greatest(due_at, now), expires_at, lease_ms,
+       keep_ms, result_ttl_ms, on_dead, lane
+  from following
+ cross join clock
+ cross join lateral json_to_record(next::json) as input (
+       id uuid, queue text, priority int, payload text, envelope text, fingerprint text, key_ttl_ms bigint,
+       max_attempts int, created_at bigint, due_at bigint, expires_at bigint, lease_ms int, keep_ms bigint,
+       result_ttl_ms bigint, on_dead text, lane text)
+ where id in (select job_id from handed_on);
 
 -- name: ended_batch
 -- Differs from SQLite: batches are locked in order; workers that end jobs of the same batches meet here. The jobs are
@@ -187,17 +220,20 @@ select finished_at, 'job.' || state, id, task, :by::text, coalesce(:why::text, r
 
 -- name: ended_done
 insert into duly.duly_done (
-    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts, crashes,
-    created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, reason,
-    error, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, schedule, on_dead, origin,
-    replay_of, replay_count, lane, seq, ordering_dead)
-select id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts,
-       crashes, created_at, due_at, expires_at, lease_ms, last_token, worker, progress, progress_message,
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, key_until, attempt, max_attempts,
+    crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at,
+    reason, error, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, schedule, on_dead,
+    origin, replay_of, replay_count, lane, seq, ordering_dead)
+select id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, key_until, attempt,
+       max_attempts, crashes, created_at, due_at, expires_at, lease_ms, last_token, worker, progress, progress_message,
        cancel_requested_at, reason, error, result,
-       case when result is not null then finished_at + greatest(result_ttl_ms, key_ttl_ms) end,
+       case when result is not null
+            then greatest(finished_at + result_ttl_ms, coalesce(key_until, finished_at + key_ttl_ms)) end,
        finished_at, keep_ms, result_ttl_ms,
-       case when state <> 'dead' then finished_at + case when result is not null
-            then least(greatest(result_ttl_ms, key_ttl_ms), keep_ms) else keep_ms end end,
+       case when state = 'dead' then null
+            when result is null then finished_at + keep_ms
+            else least(greatest(finished_at + result_ttl_ms, coalesce(key_until, finished_at + key_ttl_ms)),
+                       finished_at + keep_ms) end,
        batch_id, schedule, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
   from duly.duly_job
  where id = any (array(select ended::uuid from json_array_elements_text(:ids::json) as ended))

@@ -73,11 +73,11 @@ select distinct on (key) :task::text, key, id, 'live', fingerprint
 -- name: enqueue_keyed
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
-    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at,
-    due_at, expires_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, lane, ordering_dead)
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, key_until, max_attempts,
+    created_at, due_at, expires_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, lane, ordering_dead)
 select id, :task, :queue, :priority::int,
        case when coalesce(:due_at::bigint, now + :delay_ms::bigint) <= now then 'ready' else 'scheduled' end,
-       payload, envelope, key, fingerprint, :key_ttl_ms::bigint, :max_attempts::int, now,
+       payload, envelope, key, fingerprint, :key_ttl_ms::bigint, now + :key_window_ms::bigint, :max_attempts::int, now,
        coalesce(:due_at::bigint, now + :delay_ms::bigint), coalesce(:expires_at::bigint, now + :expires_ms::bigint),
        :lease_ms::int, :keep_ms::bigint, :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text,
        lane, :ordering_dead::text
@@ -117,6 +117,140 @@ select input.id::text as asked, coalesce(duly_key.job_id, input.id)::text as hol
        as input (id, key, fingerprint, place)
   left join duly.duly_key on duly_key.task = :task and duly_key.key = input.key
  order by place;
+
+-- name: lock_debounced
+-- For a debounce, which is between a job and its key. Whoever ends a job has locked it and then wants its key, so the
+-- job that holds the key is locked first, with the one whose handler asks, in a statement of its own. Answers nothing.
+with held as materialized (
+    select id
+      from duly.duly_job
+     where id = any (array(
+           select job_id from duly.duly_key where task = :task and key = :key
+            union all
+           select :parent_id::uuid))
+     order by id
+       for update
+)
+select id::text from held where id is null;
+
+-- name: take_key
+-- A key that nobody holds, or that a success keeps, is taken over: what is debounced is never answered with an old
+-- result. Differs from SQLite: a key that is held is locked by this too, so that from here on the same job holds it.
+insert into duly.duly_key (task, key, job_id, state, fingerprint, debounced_by)
+select :task::text, :key::text, :id::uuid, 'live', :job::json ->> 'fingerprint', :id::uuid
+ where not exists (select 1 from duly.duly_done where id = :id::uuid)
+   and (:parent_token::bigint is null
+        or exists (
+           select 1 from duly.duly_job
+            where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running'))
+    on conflict (task, key) do update
+   set job_id = excluded.job_id, state = 'live', fingerprint = excluded.fingerprint,
+       debounced_by = excluded.debounced_by, result = null, result_dropped = false, expires_at = null
+ where duly_key.state = 'succeeded' and duly_key.job_id <> excluded.job_id
+   and duly_key.debounced_by is distinct from excluded.debounced_by;
+
+-- name: debounce
+-- The first call adds the job. While it has not begun, a call puts its own payload and terms into it and puts it off
+-- again. One that has begun is left as it is: what is to run next is written beside it, and `ended_next` adds it. What
+-- was in a worker's hands has begun, even if it was given back: its steps are those of its payload. A call that did one
+-- of these is named by the key, and asked again it does nothing. Differs from SQLite: another job than the one that was
+-- locked before may hold the key by now. It is not waited for, because who has it wants the key: where that is so,
+-- nothing is done, and it is asked again. Nor is it inserted where it is there, for that too would wait for who has it.
+with clock as materialized (select :now as now)
+insert into duly.duly_job (
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at, due_at,
+    expires_at, lease_ms, keep_ms, result_ttl_ms, on_dead, lane)
+select :id::uuid, :task, queue, priority, 'scheduled', payload, envelope, :key, fingerprint, key_ttl_ms, max_attempts,
+       now, now + :debounce_ms::bigint, coalesce(:expires_at::bigint, now + :expires_ms::bigint), lease_ms, keep_ms,
+       result_ttl_ms, on_dead, lane
+  from clock
+ cross join json_to_record(:job::json) as input (
+       queue text, priority int, payload text, envelope text, fingerprint text, key_ttl_ms bigint, max_attempts int,
+       lease_ms int, keep_ms bigint, result_ttl_ms bigint, on_dead text, lane text)
+ where exists (
+       select 1 from duly.duly_key
+        where task = :task and key = :key and job_id = :id::uuid and state = 'live')
+   and not exists (select 1 from duly.duly_job where id = :id::uuid)
+    on conflict (id) do nothing;
+with clock as materialized (select :now as now),
+waiting as materialized (
+    select duly_job.id
+      from duly.duly_key
+      join duly.duly_job on duly_job.id = duly_key.job_id
+     where duly_key.task = :task and duly_key.key = :key and duly_key.state = 'live' and duly_key.job_id <> :id::uuid
+       and duly_key.debounced_by is distinct from :id::uuid
+       and duly_job.state <> 'running' and attempt = 0 and last_token is null and replay_of is null
+       and not exists (select 1 from duly.duly_done where id = :id::uuid)
+       and (:parent_token::bigint is null
+            or exists (
+               select 1 from duly.duly_job
+                where id = :parent_id::uuid and token is not distinct from :parent_token::bigint
+                  and state = 'running'))
+       for update of duly_job skip locked
+),
+replaced as (
+    update duly.duly_job
+       set state = 'scheduled', queue = input.queue, priority = input.priority, payload = input.payload,
+           envelope = input.envelope, fingerprint = input.fingerprint, key_ttl_ms = input.key_ttl_ms,
+           max_attempts = input.max_attempts, due_at = now + :debounce_ms::bigint,
+           expires_at = coalesce(:expires_at::bigint, now + :expires_ms::bigint), lease_ms = input.lease_ms,
+           keep_ms = input.keep_ms, result_ttl_ms = input.result_ttl_ms, on_dead = input.on_dead, lane = input.lane,
+           reason = null, parked_version = null
+      from clock
+     cross join json_to_record(:job::json) as input (
+           queue text, priority int, payload text, envelope text, fingerprint text, key_ttl_ms bigint, max_attempts int,
+           lease_ms int, keep_ms bigint, result_ttl_ms bigint, on_dead text, lane text)
+     where duly_job.id = any (array(select id from waiting))
+    returning duly_job.id, duly_job.fingerprint
+)
+update duly.duly_key
+   set fingerprint = replaced.fingerprint, debounced_by = :id::uuid
+  from replaced
+ where task = :task and key = :key and job_id = replaced.id;
+with clock as materialized (select :now as now),
+begun as materialized (
+    select duly_job.id
+      from duly.duly_key
+      join duly.duly_job on duly_job.id = duly_key.job_id
+     where duly_key.task = :task and duly_key.key = :key and duly_key.state = 'live' and duly_key.job_id <> :id::uuid
+       and duly_key.debounced_by is distinct from :id::uuid
+       and (duly_job.state = 'running' or attempt > 0 or last_token is not null or replay_of is not null)
+       and (next is null or next::json ->> 'id' <> :id::text)
+       and not exists (select 1 from duly.duly_done where id = :id::uuid)
+       and (:parent_token::bigint is null
+            or exists (
+               select 1 from duly.duly_job
+                where id = :parent_id::uuid and token is not distinct from :parent_token::bigint
+                  and state = 'running'))
+       for update of duly_job skip locked
+),
+written as (
+    update duly.duly_job
+       set next = (:job::jsonb || jsonb_build_object(
+                   'id', coalesce(next::json ->> 'id', :id::text), 'by', :id::text, 'created_at', now,
+                   'due_at', now + :debounce_ms::bigint,
+                   'expires_at', coalesce(:expires_at::bigint, now + :expires_ms::bigint)))::text
+      from clock
+     where duly_job.id = any (array(select id from begun))
+    returning duly_job.id
+)
+update duly.duly_key
+   set debounced_by = :id::uuid
+  from written
+ where task = :task and key = :key and job_id = written.id;
+
+-- name: debounced
+-- Which job has what this call gave, if it came to give it.
+select holder::text, coalesce(holder = next_id, false) as is_behind
+  from (select next_id,
+               case when duly_key.job_id is null or duly_key.job_id = :id::uuid or next_id = :id::uuid
+                      or exists (select 1 from duly.duly_done where id = :id::uuid) then :id::uuid
+                    when debounced_by = :id::uuid then coalesce(next_id, duly_key.job_id) end as holder
+          from (values (1)) as asked
+          left join duly.duly_key on duly_key.key = :key and duly_key.task = :task
+          left join lateral (
+               select (next::json ->> 'id')::uuid as next_id from duly.duly_job where id = duly_key.job_id) as behind
+            on true) as answer;
 
 -- name: await_claim
 -- The first try may still be on its way in another session, not committed and so not seen. It holds the lock of its
@@ -394,7 +528,8 @@ delete from duly.duly_job
 returning duly_job.id::text;
 
 -- name: finish_keyed
--- The short way out for a success with a key, which it keeps for its time. Keys are locked after jobs, and in order.
+-- The short way out for a success with a key, which it keeps for its time. What is to run next under the key takes the
+-- long way. Keys are locked after jobs, and in order.
 with clock as materialized (select :now as now),
 input as materialized (
     select one.key::uuid as id, held.key::bigint as token, one.value as result
@@ -408,13 +543,14 @@ gone as (
      where duly_job.id = any (array(select id from input)) and duly_job.id = input.id
        and duly_job.token is not distinct from input.token
        and state = 'running' and keep_ms > 0 and key is not null and batch_id is null and schedule is null
-    returning duly_job.id, task, queue, priority, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts,
-              crashes, created_at, due_at, expires_at, lease_ms, duly_job.token, worker, progress, progress_message,
+       and next is null
+    returning duly_job.id, task, queue, priority, payload, envelope, key, fingerprint, key_ttl_ms, key_until, attempt,
+              max_attempts, crashes, created_at, due_at, expires_at, lease_ms, duly_job.token, worker, progress, progress_message,
               cancel_requested_at, keep_ms, result_ttl_ms, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead,
               input.result as result
 ),
 held as materialized (
-    select duly_key.task, duly_key.key, key_ttl_ms, gone.result
+    select duly_key.task, duly_key.key, key_ttl_ms, key_until, gone.result
       from gone
       join duly.duly_key on duly_key.task = gone.task and duly_key.key = gone.key and duly_key.job_id = gone.id
      order by duly_key.task, duly_key.key
@@ -422,7 +558,7 @@ held as materialized (
 ),
 remembered as (
     update duly.duly_key
-       set state = 'succeeded', expires_at = now + key_ttl_ms,
+       set state = 'succeeded', expires_at = coalesce(key_until, now + key_ttl_ms),
            result = case when octet_length(held.result) <= 65536 then held.result end,
            result_dropped = coalesce(octet_length(held.result) > 65536, false)
       from held, clock
@@ -430,15 +566,19 @@ remembered as (
 ),
 kept as (
     insert into duly.duly_done (
-        id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts,
-        crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message,
+        id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, key_until, attempt,
+        max_attempts, crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message,
         cancel_requested_at, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, on_dead, origin,
         replay_of, replay_count, lane, seq, ordering_dead)
-    select id, task, queue, priority, 'succeeded', payload, envelope, key, fingerprint, key_ttl_ms, attempt,
+    select id, task, queue, priority, 'succeeded', payload, envelope, key, fingerprint, key_ttl_ms, key_until, attempt,
            max_attempts, crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message,
-           cancel_requested_at, result, case when result is not null then now + greatest(result_ttl_ms, key_ttl_ms) end,
+           cancel_requested_at, result,
+           case when result is not null
+                then greatest(now + result_ttl_ms, coalesce(key_until, now + key_ttl_ms)) end,
            now, keep_ms, result_ttl_ms,
-           now + case when result is not null then least(greatest(result_ttl_ms, key_ttl_ms), keep_ms) else keep_ms end,
+           case when result is not null
+                then least(greatest(now + result_ttl_ms, coalesce(key_until, now + key_ttl_ms)), now + keep_ms)
+                else now + keep_ms end,
            on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
       from gone
      cross join clock

@@ -16,7 +16,7 @@ select task, coalesce(value ->> 'key', duly_done.key), value ->> 'new_id', 'live
     or exists (select 1 from json_each(:replays)
                 where value ->> 'new_id' = excluded.job_id and value ->> 'id' = duly_key.job_id);
 insert into duly_job (
-    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at,
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, key_until, max_attempts, created_at,
     due_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, origin, replay_of, replay_count, lane,
     seq, ordering_dead)
 select value ->> 'new_id', task, queue, priority, 'ready', coalesce(value ->> 'payload', payload), envelope,
@@ -24,6 +24,7 @@ select value ->> 'new_id', task, queue, priority, 'ready', coalesce(value ->> 'p
        case when coalesce(value ->> 'key', duly_done.key) is not null
             then coalesce(value ->> 'fingerprint', fingerprint) end,
        case when coalesce(value ->> 'key', duly_done.key) is not null then coalesce(key_ttl_ms, :key_ttl_ms) end,
+       key_until,
        max_attempts, :now, :now, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead,
        coalesce(origin, duly_done.id), duly_done.id, replay_count + 1, lane,
        -- What has held up those behind it takes its own place again.

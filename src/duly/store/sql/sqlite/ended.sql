@@ -2,17 +2,18 @@
 -- these in this order. `:ids` names the jobs; only those that were marked are touched. None may be left out.
 
 -- name: ended_key
--- Success keeps the key for its time, so that the work is not done again. Death and cancelling free it.
+-- Success keeps the key for its time, so that the work is not done again. Death and cancelling free it. Where something
+-- is to run next under it, `ended_next` hands it on.
 -- Materialized, or each key would be held against the jobs, instead of each job finding its key.
 with ended as materialized (
-    select duly_job.id, task as ended_task, duly_job.key as ended_key, finished_at as ended_at, key_ttl_ms as ttl_ms,
-           result as ended_result
+    select duly_job.id, task as ended_task, duly_job.key as ended_key,
+           coalesce(key_until, finished_at + key_ttl_ms) as until, result as ended_result
       from json_each(:ids)
      cross join duly_job on duly_job.id = value
-     where state in ('succeeded', 'partial') and duly_job.key is not null
+     where state in ('succeeded', 'partial') and duly_job.key is not null and next is null
 )
 update duly_key
-   set state = 'succeeded', expires_at = ended_at + ttl_ms,
+   set state = 'succeeded', expires_at = until,
        result = case when length(cast(ended_result as blob)) <= 65536 then ended_result end,
        result_dropped = coalesce(length(cast(ended_result as blob)) > 65536, 0)
   from ended
@@ -22,8 +23,35 @@ delete from duly_key
        select task, duly_job.key
          from json_each(:ids)
         cross join duly_job on duly_job.id = value
-        where state in ('dead', 'cancelled') and duly_job.key is not null)
+        where state in ('dead', 'cancelled') and duly_job.key is not null and next is null)
    and job_id in (select value from json_each(:ids));
+
+-- name: ended_next
+-- What was debounced while the job ran is added under its key, however it ended.
+with following as materialized (
+    select duly_job.id as ended_id, task as ended_task, duly_job.key as ended_key, next
+      from json_each(:ids)
+     cross join duly_job on duly_job.id = value
+     where finished_at is not null and next is not null
+)
+update duly_key
+   set job_id = next ->> 'id', state = 'live', fingerprint = next ->> 'fingerprint', result = null, result_dropped = 0,
+       expires_at = null
+  from following
+ where task = ended_task and key = ended_key and job_id = ended_id;
+insert into duly_job (
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at, due_at,
+    expires_at, lease_ms, keep_ms, result_ttl_ms, on_dead, lane)
+select next ->> 'id', duly_job.task, next ->> 'queue', next ->> 'priority',
+       case when next ->> 'due_at' <= :now then 'ready' else 'scheduled' end, next ->> 'payload', next ->> 'envelope',
+       duly_job.key, next ->> 'fingerprint', next ->> 'key_ttl_ms', next ->> 'max_attempts', next ->> 'created_at',
+       max(next ->> 'due_at', :now), next ->> 'expires_at', next ->> 'lease_ms', next ->> 'keep_ms',
+       next ->> 'result_ttl_ms', next ->> 'on_dead', next ->> 'lane'
+  from json_each(:ids)
+ cross join duly_job on duly_job.id = value
+  join duly_key on duly_key.task = duly_job.task and duly_key.key = duly_job.key
+   and duly_key.job_id = next ->> 'id'
+ where finished_at is not null and next is not null;
 
 -- name: ended_batch
 update duly_batch
@@ -143,17 +171,20 @@ select finished_at, 'job.' || state, duly_job.id, task, :by, coalesce(:why, reas
 
 -- name: ended_done
 insert into duly_done (
-    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, attempt, max_attempts, crashes,
-    created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, reason,
-    error, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, schedule, on_dead, origin,
-    replay_of, replay_count, lane, seq, ordering_dead)
-select duly_job.id, task, queue, priority, state, payload, envelope, duly_job.key, fingerprint, key_ttl_ms, attempt,
-       max_attempts, crashes, created_at, due_at, expires_at, lease_ms, last_token, worker, progress, progress_message,
+    id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, key_until, attempt, max_attempts,
+    crashes, created_at, due_at, expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at,
+    reason, error, result, result_until, finished_at, keep_ms, result_ttl_ms, prune_at, batch_id, schedule, on_dead,
+    origin, replay_of, replay_count, lane, seq, ordering_dead)
+select duly_job.id, task, queue, priority, state, payload, envelope, duly_job.key, fingerprint, key_ttl_ms, key_until,
+       attempt, max_attempts, crashes, created_at, due_at, expires_at, lease_ms, last_token, worker, progress, progress_message,
        cancel_requested_at, reason, error, result,
-       case when result is not null then finished_at + max(result_ttl_ms, coalesce(key_ttl_ms, 0)) end,
+       case when result is not null
+            then max(finished_at + result_ttl_ms, coalesce(key_until, finished_at + key_ttl_ms, 0)) end,
        finished_at, keep_ms, result_ttl_ms,
-       case when state <> 'dead' then finished_at + case when result is not null
-            then min(max(result_ttl_ms, coalesce(key_ttl_ms, 0)), keep_ms) else keep_ms end end,
+       case when state = 'dead' then null
+            when result is null then finished_at + keep_ms
+            else min(max(finished_at + result_ttl_ms, coalesce(key_until, finished_at + key_ttl_ms, 0)),
+                     finished_at + keep_ms) end,
        batch_id, schedule, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
   from json_each(:ids)
  cross join duly_job on duly_job.id = value

@@ -29,6 +29,10 @@ alter table duly.duly_done
     add column ordering_dead text,
     add column key_until bigint;
 
+-- The call that debounced last under the key, so that it is known when it asks again.
+alter table duly.duly_key
+    add column debounced_by uuid;
+
 create index duly_done_blocks on duly.duly_done (lane)
  where state = 'dead' and ordering_dead = 'block' and replayed_as is null and resolved_at is null;
 

@@ -26,6 +26,9 @@ alter table duly_done add column seq integer;
 alter table duly_done add column ordering_dead text;
 alter table duly_done add column key_until integer;
 
+-- The call that debounced last under the key, so that it is known when it asks again.
+alter table duly_key add column debounced_by text;
+
 create index duly_done_blocks on duly_done (lane)
  where state = 'dead' and ordering_dead = 'block' and replayed_as is null and resolved_at is null;
 
