@@ -598,7 +598,7 @@ def _refuse_beside_debounce(definition: Definition, using: Using) -> None:
         "delay= or at=, as the debounce is the delay": {"delay_ms", "due_at"} & using.terms.keys(),
         "unique_for=, which keeps later calls from counting": "key_window_ms" in using.terms,
         "batch=, as what is debounced may run as a later job": using.batch is not None,
-        "ordering_key=, as the last call takes the place of the first": getattr(definition, "ordering_key", None),
+        "ordering_key=, as the last call takes the place of the first": definition.ordering_key is not None,
     }
     for what, is_there in beside.items():
         if is_there:

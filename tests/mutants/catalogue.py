@@ -1832,8 +1832,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "    if path.is_dir():",
-        "    if False:",
+        "is_folder, is_lost = path.is_dir(),",
+        "is_folder, is_lost = False,",
         "tests/contract/test_hazards.py -k no_file",
     ),
     Mutant(
