@@ -13,20 +13,22 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from datetime import datetime
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
-from duly import codec, keys, settings, store, tasks
+from duly import codec, keys, settings, steps, store, tasks
 from duly.batches import Batch, Batches, batch_of
 from duly.context import current, in_flight, parent
 from duly.dead import Dead, checked
 from duly.decorator import TaskDecorator
+from duly.depth import Depths
 from duly.durations import Duration, to_ms
 from duly.errors import (
+    AnswerLost,
     BadArguments,
     ConfigError,
     JobCancelled,
@@ -39,9 +41,9 @@ from duly.errors import (
     TransitionRefused,
 )
 from duly.events import Events
-from duly.model import Enqueued, JobRecord, NewJob, Pause, QueueFigure, State, Terms, WorkerRecord
+from duly.model import Enqueued, JobRecord, Limit, NewJob, Pause, QueueFigure, State, Terms, WorkerRecord
 from duly.schedules import Every, Options, Schedules, When
-from duly.store import caller, ops
+from duly.store import caller, ops, shape
 from duly.store.driver import Driver
 from duly.store.ops import Op
 from duly.tasks import Definition, Task
@@ -58,10 +60,14 @@ R_co = TypeVar("R_co", covariant=True)
 # In the class below `list` is a method.
 Jobs: TypeAlias = list[JobRecord]
 Pauses: TypeAlias = list[Pause]
+Limits: TypeAlias = list[Limit]
 Queues: TypeAlias = list[QueueFigure]
 Workers: TypeAlias = list[WorkerRecord]
 Answers: TypeAlias = list[Enqueued]
 Handles: TypeAlias = "list[Job[R]]"
+
+
+MOST_DEPTH = 1_000_000_000
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -209,6 +215,7 @@ class Duly:
         self.schedules = Schedules(self)
         self.events = Events()
         self._new_id = keys.Ids()
+        self._depths = Depths()
         self._made_in = str(sys._getframe(1).f_globals.get("__name__"))
         self._spec: str | None = None
 
@@ -350,6 +357,7 @@ class Duly:
                 if sent is not None:
                     answers += _held(sent.result())
                 sent = None
+                self._admit(terms.queue, len(jobs), conn, before=len(answers))
                 if conn is None and len(jobs) == tasks.CHUNK:  # more will follow: make it while this is on its way
                     beside = beside or stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="duly-enqueue"))
                     sent = beside.submit(self.driver.run, op)
@@ -358,6 +366,11 @@ class Duly:
             if sent is not None:
                 answers += _held(sent.result())
         return self._enqueued(task, terms, answers)
+
+    def _admit(self, queue: str, count: int, conn: Any, *, before: int) -> None:
+        """Refuse jobs that their queue has no room for. Where that cannot be told, they are let in."""
+        with suppress(AnswerLost):
+            steps.run(self._depths.admit(queue, count, before=before), lambda op: self._add(op, conn))
 
     def _add(self, op: Op[T], conn: Any) -> T:
         return self.driver.run(op) if conn is None else caller.run(conn, op, schema=self.settings.schema)
@@ -370,8 +383,14 @@ class Duly:
         lease = current.get()
         with nullcontext() if lease is None else in_flight(lease):
             for jobs in chunks:
-                answers += _held(await self._aadd(ops.enqueue(terms, jobs, parent=parent()), conn))
+                op = ops.enqueue(terms, jobs, parent=parent())
+                await self._aadmit(terms.queue, len(jobs), conn, before=len(answers))
+                answers += _held(await self._aadd(op, conn))
         return self._enqueued(task, terms, answers)
+
+    async def _aadmit(self, queue: str, count: int, conn: Any, *, before: int) -> None:
+        with suppress(AnswerLost):
+            await steps.arun(self._depths.admit(queue, count, before=before), lambda op: self._aadd(op, conn))
 
     async def _aadd(self, op: Op[T], conn: Any) -> T:
         if conn is None:
@@ -505,6 +524,45 @@ class Duly:
         """List what is paused, from a coroutine."""
         return await self.driver.arun(ops.paused())
 
+    def limit(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        depth: int | str | None = None,
+        ageing: Duration | None = None,
+        retry_share: float | str | None = None,
+        by: str | None = None,
+        why: str = "",
+    ) -> None:
+        """Tell a queue how many jobs it takes, how much waiting counts as one priority, what share retries may have.
+
+        What is left out stays as it is, and "off" takes a limit away. Workers follow within some seconds.
+        """
+        self.driver.run(_limit(queue, task, depth, ageing, retry_share, by, why))
+
+    async def alimit(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        depth: int | str | None = None,
+        ageing: Duration | None = None,
+        retry_share: float | str | None = None,
+        by: str | None = None,
+        why: str = "",
+    ) -> None:
+        """Tell a queue its limits, from a coroutine."""
+        await self.driver.arun(_limit(queue, task, depth, ageing, retry_share, by, why))
+
+    def limits(self) -> Limits:
+        """List the limits of queues, by whom they were set and why."""
+        return self.driver.run(shape.limits())
+
+    async def alimits(self) -> Limits:
+        """List the limits of queues, from a coroutine."""
+        return await self.driver.arun(shape.limits())
+
     def queues(self) -> Queues:
         """Say how full each queue is; counting stops above 10,000."""
         return self.driver.run(ops.queues())
@@ -587,6 +645,51 @@ def _paused(queue: str | None, task: str | None) -> tuple[str, str]:
     if (queue is None) == (task is None):
         raise ConfigError("give queue= or task=, and not both")
     return ("queue", queue) if queue is not None else ("task", str(task))
+
+
+def _limit(
+    queue: str | None,
+    task: str | None,
+    depth: int | str | None,
+    ageing: Duration | None,
+    retry_share: float | str | None,
+    by: str | None,
+    why: str,
+) -> Op[None]:
+    if task is not None or queue is None:
+        raise ConfigError("give queue=: a task has no limits of this kind")
+    if depth is None and ageing is None and retry_share is None:
+        raise ConfigError(f"queue {queue!r}: say what to limit: depth=, ageing= or retry_share=")
+    return shape.limit_queue(
+        queue,
+        max_depth=_depth(depth),
+        ageing_ms=_ageing_ms(ageing),
+        retry_share=_share(retry_share),
+        by=by or user(),
+        why=why,
+    )
+
+
+def _depth(depth: Any) -> int | None:
+    if depth is None or depth == "off":
+        return None if depth is None else shape.OFF
+    if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= MOST_DEPTH:
+        raise ConfigError(f"depth= is {depth!r}: give how many jobs may wait, from 1 to {MOST_DEPTH:,}, or 'off'")
+    return depth
+
+
+def _ageing_ms(ageing: Duration | None) -> int | None:
+    if ageing is None:
+        return None
+    return (0 if ageing == "off" else to_ms(ageing, what="ageing=")) or shape.OFF
+
+
+def _share(share: Any) -> float | None:
+    if share is None or share == "off":
+        return None if share is None else shape.OFF
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ConfigError(f"retry_share= is {share!r}: give a share from 0 to 1, as in 0.2, or 'off'")
+    return share
 
 
 def _held(answers: Answers) -> Answers:

@@ -33,8 +33,9 @@ from duly.loop import stopped_by_signals, tasks_of_handlers_noted, threads_switc
 from duly.model import Change, Failed, Outcome, Released, State, Verdict
 from duly.overtime import Overtime
 from duly.pace import LATE_SECONDS, Pace
+from duly.shaping import Shaping
 from duly.slots import Slots
-from duly.store import ops
+from duly.store import ops, shape
 from duly.store.ops import Finish, Op
 from duly.tasks import Kind
 from duly.threads import Spawn, Threads, start_thread
@@ -91,6 +92,7 @@ class Worker:
         self._on_stuck = on_stuck
         self._order = deque(self.queues)
         self._watermarks = {queue: Watermark() for queue in self.queues}
+        self.shaping = Shaping()
         self._held: dict[str, Lease] = {}
         self._aside: set[Lease] = set()  # held, but in no slot: suspects
         self._stuck: set[Lease] = set()
@@ -184,6 +186,7 @@ class Worker:
             try:
                 await self.driver.arun(self.registration())
                 await self._reconcile()
+                self.shaping.learn(await self.driver.arun(shape.limits()))
                 if self.draining:
                     await self._look_first()
                 break
@@ -465,8 +468,10 @@ class Worker:
         """Take jobs on lease; for a child's, its death is seen here, and ours is not its fault."""
         holder = f"{self.id}{ops.CHILD}" if child else self.id
         marks = [] if alone else self._watermarks[queue].marks()
-        op = ops.claim(queue, limit=limit, token=keys.new_token(), worker=holder, tasks=tasks, alone=alone, marks=marks)
+        token = keys.new_token()
+        op = self.shaping.claim(queue, limit=limit, token=token, worker=holder, tasks=tasks, alone=alone, marks=marks)
         jobs = await self.surely(op)
+        self.shaping.took(queue, jobs)
         now, schema = self.clock(), self.app.settings.schema
         leases = []
         for job in jobs:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from duly.model import QUEUED, Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
-from duly.store import batches, ops, schedules
+from duly.store import batches, ops, schedules, shape
 from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres import bring_up_to_date
 from duly.store.schedules import Firing, Run, Skip, Told
@@ -263,6 +263,29 @@ ASKED: dict[str, Asked] = {
             marks=[Mark(2, NOW - 1, id_of(900_001)), Mark(0, NOW - 500, id_of(1))], now=NOW,
         ),
         {"claim_marked": CLAIM},
+    ),
+    "claim with ageing": Asked(
+        shape.claim(
+            "default", ageing_ms=60_000, retries=None, limit=50, token=9, worker="w", tasks=["work"], now=NOW
+        ),
+        {"claim_shaped": CLAIM},
+    ),
+    "claim with a budget": Asked(
+        shape.claim("default", ageing_ms=None, retries=5, limit=50, token=9, worker="w", tasks=["work"], now=NOW),
+        {"claim_shaped": CLAIM},
+    ),
+    "depth": Asked(
+        shape.depth("default", enough=10_001),
+        {
+            "depth": {
+                f"duly_job_{kind}"
+                for kind in ("ready", "scheduled", "lane_ready", "lane_scheduled", "waiting", "parked")
+            }
+        },
+    ),
+    "promote without retries": Asked(
+        ops.promote("default", retries=False, now=NOW),
+        {"promote": BY_ID | {"duly_job_scheduled", "duly_job_lane_scheduled", "duly_job_waiting"}},
     ),
     "head": Asked(ops.head("default", tasks=["work"], now=NOW), {"head": {"duly_job_ready"}}),
     "recall": Asked(ops.recall(9), {"claim": CLAIM}),
@@ -560,7 +583,7 @@ def test_postgres_finds_what_is_due_and_who_is_queued_by_index(
 
 
 COMPILED_FROM = 100_000  # PostgreSQL's own jit_above_cost
-WALKS_OVER_QUEUES = ("queues", "parked", "unqueue")  # recursive: they are expected to cost more than they do
+WALKS_OVER_QUEUES = ("queues", "parked", "unqueue", "claim with ageing", "claim with a budget")  # recursive: they are expected to cost more than they do
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
@@ -610,6 +633,10 @@ def test_postgres_reads_few_pages_at_a_million_rows(postgres_plans: psycopg.Conn
 
 # What these may read: a few pages or steps for each row they name or return, whatever the tables hold.
 READS = {
+    "claim with ageing": 50 * 60,
+    "claim with a budget": 50 * 60,
+    "depth": 20_000,
+    "promote without retries": 100,
     "claim of suspects": 100,
     "claim from marks on": 50 * 30,
     "head": 20,
@@ -750,6 +777,10 @@ def test_sqlite_takes_few_steps_at_a_million_rows(sqlite_plans: sqlite3.Connecti
 
 
 STEPS = {
+    "claim with ageing": 50 * 800,
+    "claim with a budget": 50 * 800,
+    "depth": 500_000,
+    "promote without retries": 1000,
     "claim of suspects": 2000,
     "head": 200,
     "recall": 1000,

@@ -30,7 +30,7 @@ from duly.model import (
     State,
     Terms,
 )
-from duly.store import batches, ops, schedules, statements
+from duly.store import batches, ops, schedules, shape, statements
 from duly.store.batches import Callbacks
 from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres import PostgresDriver, bring_up_to_date
@@ -78,6 +78,10 @@ def every_op() -> dict[str, list[Op[Any]]]:
             ops.enqueue(terms, [NewJob(keyed, "{}", key="k")], now=NOW),
             ops.enqueue(Terms("unknown", queue="q"), [NewJob(new_id(), "{}")], now=NOW),
             ops.enqueue(Terms("late", queue="r", delay_ms=9), [NewJob(late, "{}")], now=NOW),
+            *(
+                ops.enqueue(Terms("t", queue="shaped", priority=n % 2, delay_ms=n), [NewJob(new_id(), "{}")], now=NOW)
+                for n in (0, 0, 0, 9)
+            ),
             ops.enqueue(Terms("child", queue="q"), [NewJob(new_id(), "{}")], parent=Held(plain, 1), now=NOW),
         ],
         "register": [ops.register("w", host="h", pid=1, queues=["q", "r"], tasks=["t"], beat_ms=1, slots=9, now=NOW)],
@@ -88,6 +92,17 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "claim": [
             ops.claim("q", limit=3, token=1, worker="w", tasks=["t"], now=NOW),
             ops.claim("q", limit=3, token=1, worker="w", tasks=["t"], marks=[Mark(0, NOW, plain)], now=NOW),
+        ],
+        "shape.limit_queue": [
+            shape.limit_queue("q", max_depth=5, ageing_ms=60_000, retry_share=0.25, by="a", why="b", now=NOW),
+            shape.limit_queue("q", ageing_ms=shape.OFF, by="a", why="c", now=NOW),
+        ],
+        "shape.depth": [shape.depth("q", enough=9)],
+        "shape.note_depth": [shape.note_depth("q", 3, max_depth=5, now=NOW)],
+        "shape.limits": [shape.limits(now=NOW + 5)],
+        "shape.claim": [
+            shape.claim("shaped", ageing_ms=1, retries=0, limit=2, token=4, worker="w", tasks=["t"], now=NOW + 9),
+            shape.claim("shaped", ageing_ms=None, retries=None, limit=2, token=6, worker="w", now=NOW + 9),
         ],
         "head": [ops.head("q", tasks=["t"], now=NOW)],
         "recall": [ops.recall(1)],
@@ -109,7 +124,7 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "snooze": [ops.snooze(job(plain, 1), 5, now=NOW)],
         "expired_leases": [ops.expired_leases(now=NOW)],
         "rescue": [ops.rescue([sighting], now=NOW + 1000)],
-        "promote": [ops.promote("q", now=NOW)],
+        "promote": [ops.promote("q", retries=False, now=NOW), ops.promote("q", now=NOW)],
         "park": [ops.park("q", now=NOW)],
         "parked": [ops.parked()],
         "queues": [ops.queues(now=NOW + 5)],
@@ -222,7 +237,7 @@ def tables(sql: str) -> str:
 def test_every_function_that_makes_an_operation_is_tested() -> None:
     makers = {
         f"{before}{name}"
-        for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches))
+        for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches), ("shape.", shape))
         for name, function in vars(module).items()
         if inspect.isfunction(function)
         and function.__module__ == module.__name__
