@@ -93,7 +93,7 @@ class Depth:
     def counted(self, figure: int, began: float, ended: float) -> None:
         """Take note of what we have counted ourselves."""
         self.heard(figure, began)
-        self.count_at = ended + max(COUNT_SECONDS, SHARE * (ended - began))
+        self.count_at = ended + min(max(COUNT_SECONDS, SHARE * (ended - began)), LOOK_SECONDS)
 
     def added(self, count: int, now: float) -> None:
         """Take note of what we are about to add; what comes in the same moment is kept as one."""
@@ -105,9 +105,10 @@ class Depth:
 
 def _full(queue: str, depth: Depth, count: int, before: int) -> QueueFull:
     enqueued = f" {before:,} of these were enqueued before that." if before else ""
+    waiting = "1 job waits" if depth.now == 1 else f"{depth.now:,} jobs wait"
     more = "one more" if count == 1 else f"{count:,} more"
     return QueueFull(
-        f"queue {queue!r} is full: {depth.now:,} jobs wait in it, and {more} would exceed its limit of {depth.most:,}."
+        f"queue {queue!r} is full: {waiting} in it, and {more} would exceed its limit of {depth.most:,}."
         f"{enqueued} Enqueue again when its workers have caught up, or raise the limit: "
         f"duly queues limit {queue} --depth …",
         queue,

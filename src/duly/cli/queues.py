@@ -1,20 +1,25 @@
-"""`duly queues`: list, pause and resume queues."""
+"""`duly queues`: list, pause, resume and limit queues."""
 
 from __future__ import annotations
 
 import sys
 from datetime import timedelta
 from difflib import get_close_matches
+from typing import TypeVar
 
 import click
 import msgspec
 
+from duly import durations
 from duly.app import Duly
 from duly.cli import Named, tell
 from duly.cli.database import audit_options, database_options, json_option, opened
 from duly.durations import to_ms
-from duly.model import Pause
+from duly.errors import ConfigError
+from duly.model import MANY, Limit, Pause, QueueFigure
 from duly.store import ops
+
+N = TypeVar("N", int, float)
 
 
 @click.group(
@@ -24,10 +29,11 @@ Examples:
   duly queues list
   duly queues pause mail --for 1h --why "mail server is down"
   duly queues resume mail
+  duly queues limit mail --depth 10000 --retry-share 0.2
 """,
 )
 def command() -> None:
-    """List, pause and resume queues."""
+    """List, pause, resume and limit queues."""
 
 
 @command.command(
@@ -41,24 +47,34 @@ Examples:
 @database_options
 @json_option
 def list_(url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
-    """List queues with how many jobs each has, how long the oldest waits, and who paused it.
+    """List queues with how many jobs each has, how long the oldest waits, its limits, and who paused it.
 
-    A queue is known by its jobs, its pause, or a living worker. A count stops at 10,001 and is then told as 10,000+.
+    A queue is known by its jobs, its pause, its limits, or a living worker. A count stops at 10,001 and is then told as
+    10,000+.
     """
     with opened(url, schema, target) as app:
         figures, pauses = app.driver.run(ops.queues()), app.paused()
+        limits = {limit.name: limit for limit in app.limits()}
         now = app.driver.run(ops.clock())
+    figures += [_empty(name) for name in limits if name not in {one.name for one in figures}]
+    figures.sort(key=lambda one: one.name)
     queues = {pause.name: pause for pause in pauses if pause.kind == "queue"}
     if as_json:
-        tell.answer_json([{**msgspec.to_builtins(one), "paused": queues.get(one.name)} for one in figures])
+        tell.answer_json(
+            [
+                {**msgspec.to_builtins(one), "paused": queues.get(one.name), "limits": limits.get(one.name)}
+                for one in figures
+            ]
+        )
         return
     tell.table(
-        ["queue", "ready", "scheduled", "running", "waiting", "oldest", "paused"],
+        ["queue", "ready", "scheduled", "running", "waiting", "oldest", "limits", "paused"],
         [
             [
                 one.name,
                 *(tell.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting)),
                 tell.age(one.oldest_ms),
+                _told_limits(limits.get(one.name), one),
                 told_pause(queues.get(one.name), now),
             ]
             for one in figures
@@ -69,6 +85,33 @@ def list_(url: str | None, schema: str | None, target: str | None, as_json: bool
     for pause in pauses:
         if pause.kind == "task":
             click.echo(tell.plain(f"task {pause.name!r} is paused {told_pause(pause, now)}"))
+
+
+def _empty(name: str) -> QueueFigure:
+    return QueueFigure(name, ready=0, scheduled=0, running=0, waiting=0, oldest_ms=None)
+
+
+def _told_limits(limit: Limit | None, figure: QueueFigure | None = None) -> str:
+    """Say what a queue was told, and how near it is to its depth."""
+    if limit is None:
+        return ""
+    told = []
+    if limit.max_depth is not None:
+        now = "" if figure is None else f"{_depth(limit, figure)} of "
+        told.append(f"depth {now}{limit.max_depth:,}")
+    if limit.ageing_ms is not None:
+        told.append(f"ageing {durations.describe(limit.ageing_ms)}")
+    if limit.retry_share is not None:
+        told.append(f"retries {100 * limit.retry_share:g} %")
+    return ", ".join(told)
+
+
+def _depth(limit: Limit, figure: QueueFigure) -> str:
+    """Give how many jobs wait: as counted now, or where that has stopped, as counted for the limit."""
+    counts = (figure.ready, figure.scheduled, figure.waiting)
+    if max(counts) <= MANY or limit.depth is None:
+        return tell.figure(sum(counts))
+    return f"{limit.depth:,}"
 
 
 def told_pause(pause: Pause | None, now: int) -> str:
@@ -196,3 +239,64 @@ def resume(
     if not resumed:
         click.echo(f"duly: {kind} {name!r} was not paused{meant(name, known)}", err=True)
         sys.exit(1)
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  duly queues limit mail --depth 10000 --why "the disk is small"
+  duly queues limit mail --ageing 1m --retry-share 0.2
+  duly queues limit mail --depth off
+"""
+)
+@click.argument("name")
+@click.option("--depth", metavar="N|off", help="How many jobs may wait; more are refused with QueueFull.")
+@click.option(
+    "--ageing", metavar="DURATION|off", help="How much waiting counts as one priority, such as 1m; nothing is starved."
+)
+@click.option(
+    "--retry-share", metavar="SHARE|off", help="What share of the work retries may be while other work waits: 0.2."
+)
+@audit_options
+@database_options
+@json_option
+def limit(
+    name: str,
+    depth: str | None,
+    ageing: str | None,
+    retry_share: str | None,
+    by: str,
+    why: str | None,
+    url: str | None,
+    schema: str | None,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """Tell a queue how many jobs it takes, how its priorities age, and what share retries may have.
+
+    What is left out stays as it is; `off` takes a limit away. A name that nobody knows yet is told all the same, with a
+    warning.
+    """
+    wanted = _number("--depth", depth, int), ageing, _number("--retry-share", retry_share, float)
+    if not name:
+        raise click.UsageError("NAME is empty.")
+    if wanted == (None, None, None):
+        raise click.UsageError("say what to limit: --depth, --ageing or --retry-share.")
+    with opened(url, schema, target) as app:
+        app.limit(queue=name, depth=wanted[0], ageing=ageing, retry_share=wanted[2], by=by, why=why or "")
+        told = next((one for one in app.limits() if one.name == name), None)
+        _warn_if_unknown(app, "queue", name)
+    if as_json:
+        tell.answer_json(told)
+    else:
+        click.echo(tell.plain(f"queue {name!r} has {'no limits' if told is None else f'limits: {_told_limits(told)}'}"))
+
+
+def _number(option: str, text: str | None, kind: type[N]) -> N | str | None:
+    """Read a number, or `off`."""
+    if text is None or text == "off":
+        return text
+    try:
+        return kind(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        raise ConfigError(f"{option} is {text!r}: give a number, or off") from None
