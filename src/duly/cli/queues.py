@@ -67,24 +67,19 @@ def list_(url: str | None, schema: str | None, target: str | None, as_json: bool
             ]
         )
         return
-    tell.table(
-        ["queue", "ready", "scheduled", "running", "waiting", "oldest", "limits", "paused"],
-        [
-            [
-                one.name,
-                *(tell.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting)),
-                tell.age(one.oldest_ms),
-                _told_limits(limits.get(one.name), one),
-                told_pause(queues.get(one.name), now),
-            ]
-            for one in figures
-        ],
-    )
+    columns = ["queue", "ready", "scheduled", "running", "waiting", "oldest", *(["limits"] if limits else []), "paused"]
+    tell.table(columns, [_line(one, limits, told_pause(queues.get(one.name), now)) for one in figures])
     if not figures:
         click.echo("there are no queues yet: a job or a worker makes one")
     for pause in pauses:
         if pause.kind == "task":
             click.echo(tell.plain(f"task {pause.name!r} is paused {told_pause(pause, now)}"))
+
+
+def _line(one: QueueFigure, limits: dict[str, Limit], paused: str) -> list[str]:
+    counts = (tell.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting))
+    told = [_told_limits(limits.get(one.name), one)] if limits else []
+    return [one.name, *counts, tell.age(one.oldest_ms), *told, paused]
 
 
 def _empty(name: str) -> QueueFigure:
