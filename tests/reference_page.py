@@ -117,6 +117,7 @@ RECORDED = {
     "job.replayed": "somebody ran a dead job again",
     "job.resolved": "somebody settled a dead job for good",
     "job.retried": "somebody made a job due now",
+    "queue.limited": "somebody changed what a queue was told; `data` has its limits before and after",
     "queue.paused": "somebody paused a queue",
     "queue.resumed": "somebody resumed a queue",
     "schedule.backfilled": "somebody had due times of the past fired (`count`)",
@@ -140,7 +141,7 @@ TABLES = {
     "duly_lane": "The lanes that were used lately: what counts against a rate, and the last place that was handed out.",
     "duly_schedule": "what recurs",
     "duly_fire": "what schedules have fired",
-    "duly_queue": "what is paused, one row a queue or task",
+    "duly_queue": "what is paused and what was limited, one row a queue or task",
     "duly_worker": "who is alive and what it knows",
     "duly_event": "who did what and why",
     "duly_jobs": "live and finished jobs together",
@@ -559,7 +560,7 @@ def recorded_names() -> set[str]:
     """Find the names of events in the SQL, and in the operations that hand them to it."""
     found: set[str] = set()
     for file in [*(SOURCE / "store" / "sql").rglob("*.sql"), SOURCE / "store" / "ops.py"]:
-        for name in re.findall(r"['\"]((?:job|database|schedule)\.[a-z_]+)['\"]", file.read_text("utf-8")):
+        for name in re.findall(r"['\"]((?:job|database|schedule|queue)\.[a-z_]+)['\"]", file.read_text("utf-8")):
             found.add(name)
     for file in SOURCE.rglob("*.py"):
         found |= set(re.findall(r"\bTold\(\s*\"(schedule\.[a-z_]+)\"", file.read_text("utf-8")))

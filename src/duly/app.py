@@ -13,20 +13,22 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from datetime import datetime
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
-from duly import codec, keys, settings, store, tasks
+from duly import codec, keys, limits, settings, steps, store, tasks
 from duly.batches import Batch, Batches, batch_of
 from duly.context import current, in_flight, parent
 from duly.dead import Dead
 from duly.decorator import TaskDecorator
+from duly.depth import Depths
 from duly.durations import Duration, to_ms
 from duly.errors import (
+    AnswerLost,
     BadArguments,
     ConfigError,
     JobCancelled,
@@ -40,9 +42,9 @@ from duly.errors import (
 )
 from duly.events import Events
 from duly.filters import checked
-from duly.model import Enqueued, JobRecord, NewJob, Pause, QueueFigure, State, Terms, WorkerRecord
+from duly.model import Enqueued, JobRecord, Limit, NewJob, Pause, QueueFigure, State, TaskLimits, Terms, WorkerRecord
 from duly.schedules import Every, Options, Schedules, When
-from duly.store import caller, ops
+from duly.store import caller, lanes, ops, shape
 from duly.store.driver import Driver
 from duly.store.ops import Op
 from duly.tasks import Definition, Task
@@ -59,10 +61,15 @@ R_co = TypeVar("R_co", covariant=True)
 # In the class below `list` is a method.
 Jobs: TypeAlias = list[JobRecord]
 Pauses: TypeAlias = list[Pause]
+Limits: TypeAlias = list[Limit]
+LimitsOfTasks: TypeAlias = list[TaskLimits]
 Queues: TypeAlias = list[QueueFigure]
 Workers: TypeAlias = list[WorkerRecord]
 Answers: TypeAlias = list[Enqueued]
 Handles: TypeAlias = "list[Job[R]]"
+
+
+MOST_DEPTH = 1_000_000_000
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -74,6 +81,22 @@ class WorkerOptions(TypedDict, total=False):
     drain: bool
     signals: bool
     on_stuck: Callable[[], None] | None
+
+
+class LimitOptions(TypedDict, total=False):
+    """What a queue (the first three) or a task (the next three) is told, by whom and why."""
+
+    depth: int | str | None
+    ageing: Duration | None
+    retry_share: float | str | None
+    cap: int | str | None
+    rate: str | None
+    reset: bool
+    by: str | None
+    why: str
+
+
+OF_QUEUES, OF_TASKS = ("depth", "ageing", "retry_share"), ("cap", "rate", "reset")
 
 
 class JobFilters(TypedDict, total=False):
@@ -214,6 +237,7 @@ class Duly:
         self.schedules = Schedules(self)
         self.events = Events()
         self._new_id = keys.Ids()
+        self._depths = Depths()
         self._made_in = str(sys._getframe(1).f_globals.get("__name__"))
         self._spec: str | None = None
 
@@ -355,6 +379,7 @@ class Duly:
                 if sent is not None:
                     answers += _held(sent.result())
                 sent = None
+                self._admit(terms.queue, len(jobs), conn, before=len(answers))
                 if conn is None and len(jobs) == tasks.CHUNK:  # more will follow: make it while this is on its way
                     beside = beside or stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="duly-enqueue"))
                     sent = beside.submit(self.driver.run, op)
@@ -363,6 +388,11 @@ class Duly:
             if sent is not None:
                 answers += _held(sent.result())
         return self._enqueued(task, terms, answers)
+
+    def _admit(self, queue: str, count: int, conn: Any, *, before: int) -> None:
+        """Refuse jobs that their queue has no room for. Where that cannot be told, they are let in."""
+        with suppress(AnswerLost):
+            steps.run(self._depths.admit(queue, count, before=before), lambda op: self._add(op, conn))
 
     def _add(self, op: Op[T], conn: Any) -> T:
         return self.driver.run(op) if conn is None else caller.run(conn, op, schema=self.settings.schema)
@@ -375,8 +405,14 @@ class Duly:
         lease = current.get()
         with nullcontext() if lease is None else in_flight(lease):
             for jobs in chunks:
-                answers += _held(await self._aadd(ops.enqueue(terms, jobs, parent=parent()), conn))
+                op = ops.enqueue(terms, jobs, parent=parent())
+                await self._aadmit(terms.queue, len(jobs), conn, before=len(answers))
+                answers += _held(await self._aadd(op, conn))
         return self._enqueued(task, terms, answers)
+
+    async def _aadmit(self, queue: str, count: int, conn: Any, *, before: int) -> None:
+        with suppress(AnswerLost):
+            await steps.arun(self._depths.admit(queue, count, before=before), lambda op: self._aadd(op, conn))
 
     async def _aadd(self, op: Op[T], conn: Any) -> T:
         if conn is None:
@@ -510,6 +546,45 @@ class Duly:
         """List what is paused, from a coroutine."""
         return await self.driver.arun(ops.paused())
 
+    def limit(self, *, queue: str | None = None, task: str | None = None, **options: Unpack[LimitOptions]) -> None:
+        """Tell a queue how many jobs it takes, how its priorities age, what share retries have; or a task its limits.
+
+        Of a queue: `depth`, `ageing`, `retry_share`. Of a task: `cap` and `rate`, which go before what its code says,
+        until `reset=True`. What is left out stays as it is, "off" takes a limit away; `by` and `why` are recorded.
+        """
+        self.driver.run(self._limit(queue, task, options))
+
+    async def alimit(
+        self, *, queue: str | None = None, task: str | None = None, **options: Unpack[LimitOptions]
+    ) -> None:
+        """Tell a queue or a task its limits, from a coroutine."""
+        await self.driver.arun(self._limit(queue, task, options))
+
+    def _limit(self, queue: str | None, task: str | None, options: LimitOptions) -> Op[None]:
+        known = self.tasks.get(task) if task is not None else None
+        if known is not None and not known.definition.is_laned:
+            raise ConfigError(
+                f"task {task!r} has neither cap= nor rate= in its code, so its jobs have no lane to be counted in: "
+                "give it a cap that never bites, and change that"
+            )
+        return _limit(queue, task, options)
+
+    def limits(self) -> Limits:
+        """List the limits of queues, by whom they were set and why."""
+        return self.driver.run(shape.limits())
+
+    def task_limits(self) -> LimitsOfTasks:
+        """List the limits of tasks: what their code says, and what was set at run time, by whom and why."""
+        return self.driver.run(lanes.limits())
+
+    async def atask_limits(self) -> LimitsOfTasks:
+        """List the limits of tasks, from a coroutine."""
+        return await self.driver.arun(lanes.limits())
+
+    async def alimits(self) -> Limits:
+        """List the limits of queues, from a coroutine."""
+        return await self.driver.arun(shape.limits())
+
     def queues(self) -> Queues:
         """Say how full each queue is; counting stops above 10,000."""
         return self.driver.run(ops.queues())
@@ -592,6 +667,72 @@ def _paused(queue: str | None, task: str | None) -> tuple[str, str]:
     if (queue is None) == (task is None):
         raise ConfigError("give queue= or task=, and not both")
     return ("queue", queue) if queue is not None else ("task", str(task))
+
+
+def _limit(queue: str | None, task: str | None, options: LimitOptions) -> Op[None]:
+    kind, name = _paused(queue, task)
+    mine, other = (OF_QUEUES, OF_TASKS) if kind == "queue" else (OF_TASKS, OF_QUEUES)
+    said: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
+    if foreign := sorted(said.keys() & other):
+        raise ConfigError(f"{kind} {name!r}: {foreign[0]}= is not for a {kind}, which has {'=, '.join(mine)}=")
+    if unknown := sorted(said.keys() - {*mine, "by", "why"}):
+        raise ConfigError(f"{kind} {name!r}: there is no limit {unknown[0]!r}: give {'=, '.join(mine)}=")
+    if not any(said.get(option) for option in mine) and not (said.keys() & set(mine) - {"reset"}):
+        raise ConfigError(f"{kind} {name!r}: say what to limit: {'=, '.join(mine)}=")
+    by, why = said.get("by") or user(), said.get("why") or ""
+    if kind == "task":
+        return _limit_task(name, said, by, why)
+    return shape.limit_queue(
+        name,
+        max_depth=_depth(said.get("depth")),
+        ageing_ms=_ageing_ms(said.get("ageing")),
+        retry_share=_share(said.get("retry_share")),
+        by=by,
+        why=why,
+    )
+
+
+def _limit_task(name: str, said: Mapping[str, Any], by: str, why: str) -> Op[None]:
+    cap, rate, reset = said.get("cap"), said.get("rate"), bool(said.get("reset"))
+    if reset and (cap is not None or rate is not None):
+        raise ConfigError(f"task {name!r}: reset= goes back to what its code says: leave cap= and rate= out")
+    if cap is not None and cap != "off":
+        tasks.whole(cap, f"task {name!r}: cap=", least=1)
+    count, per_ms = None, None
+    if rate is not None:
+        read = limits.Rate(0, 0) if rate == "off" else limits.rate_of(rate, f"task {name!r}: rate=")
+        count, per_ms = read.count, read.per_ms
+    return lanes.limit(
+        name,
+        cap=0 if cap == "off" else cap,
+        rate_count=count,
+        rate_ms=per_ms,
+        reset=reset,
+        by=by,
+        why=why,
+    )
+
+
+def _depth(depth: Any) -> int | None:
+    if depth is None or depth == "off":
+        return None if depth is None else shape.OFF
+    if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= MOST_DEPTH:
+        raise ConfigError(f"depth= is {depth!r}: give how many jobs may wait, from 1 to {MOST_DEPTH:,}, or 'off'")
+    return depth
+
+
+def _ageing_ms(ageing: Duration | None) -> int | None:
+    if ageing is None:
+        return None
+    return (0 if ageing == "off" else to_ms(ageing, what="ageing=")) or shape.OFF
+
+
+def _share(share: Any) -> float | None:
+    if share is None or share == "off":
+        return None if share is None else shape.OFF
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ConfigError(f"retry_share= is {share!r}: give a share from 0 to 1, as in 0.2, or 'off'")
+    return share
 
 
 def _held(answers: Answers) -> Answers:

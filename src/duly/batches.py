@@ -176,7 +176,7 @@ class Batch:
         """
         given, taken = 0, None
         for task, chunk in self._chunks(calls):
-            answers = self._add(task, [chunk])
+            answers = self._add(task, [chunk], before=given)
             given, taken = given + len(chunk), taken or _conflict(answers)
         return self._given(given, taken)
 
@@ -184,7 +184,7 @@ class Batch:
         """Add any number of jobs, from a coroutine; the calls may come from an async iterator."""
         given, taken = 0, None
         async for task, chunk in self._achunks(calls):
-            answers = await self._aadd(task, [chunk])
+            answers = await self._aadd(task, [chunk], before=given)
             given, taken = given + len(chunk), taken or _conflict(answers)
         return self._given(given, taken)
 
@@ -232,19 +232,19 @@ class Batch:
             )
         return given
 
-    def _add(self, task: Task[..., Any, Any], chunks: Iterable[Chunk]) -> Answers:
-        """Add jobs of a task in order, and give what came of each."""
+    def _add(self, task: Task[..., Any, Any], chunks: Iterable[Chunk], *, before: int = 0) -> Answers:
+        """Add jobs of a task in order, and give what came of each. `before`: how many of the same call are added."""
         conn = self._conn_for(task)
         with nullcontext() if self._place is None else self._turn:
-            added = steps.run(self._adding(task, chunks), lambda op: self._app._add(op, conn))
+            added = steps.run(self._adding(task, chunks, before), lambda op: self._app._add(op, conn))
         self._staged()
         return added
 
-    async def _aadd(self, task: Task[..., Any, Any], chunks: Iterable[Chunk]) -> Answers:
+    async def _aadd(self, task: Task[..., Any, Any], chunks: Iterable[Chunk], *, before: int = 0) -> Answers:
         conn, lease = self._conn_for(task), current.get()
         with nullcontext() if lease is None else in_flight(lease):
             async with nullcontext() if self._place is None else self._aturn:
-                added = await steps.arun(self._adding(task, chunks), lambda op: self._app._aadd(op, conn))
+                added = await steps.arun(self._adding(task, chunks, before), lambda op: self._app._aadd(op, conn))
         self._staged()
         return added
 
@@ -270,17 +270,18 @@ class Batch:
             )
         return self.conn
 
-    def _adding(self, task: Task[..., Any, Any], chunks: Iterable[Chunk]) -> Steps[Answers]:
+    def _adding(self, task: Task[..., Any, Any], chunks: Iterable[Chunk], before: int) -> Steps[Answers]:
         terms = replace(task._terms(), batch_id=self.id)
         answers: Answers = []
         for chunk in chunks:
             while chunk and self._place is not None:
-                chunk = yield from self._in_order(terms, chunk, answers)
+                chunk = yield from self._in_order(terms, chunk, answers, before)
             if chunk:
+                yield from self._app._depths.admit(terms.queue, len(chunk), before=before + len(answers))
                 answers += self._taken((yield store.add(terms, chunk, parent=parent()))).jobs
         return answers
 
-    def _in_order(self, terms: Any, chunk: Chunk, answers: Answers) -> Steps[Chunk]:
+    def _in_order(self, terms: Any, chunk: Chunk, answers: Answers, before: int) -> Steps[Chunk]:
         """Add a chunk at its place, or as much of it as is not there yet; gives what is left to be added."""
         assert self._place is not None
         assert self._opened is not None
@@ -289,6 +290,7 @@ class Batch:
         placed = [replace(job, id=keys.id_in(self.id, begin + n)) for n, job in enumerate(chunk)]
         if not there:
             self._refuse_at_unknown_place()
+            yield from self._app._depths.admit(terms.queue, len(placed), before=before + len(answers))
             self._asking = True
             answer = yield store.add(terms, placed, filling=begin, parent=parent())
             self._asking = False

@@ -19,7 +19,7 @@ DulyError
 ├── BatchNotFound          no batch has this id
 ├── BatchSealed            the batch takes no more jobs
 ├── KeyConflict            the key is taken by a job with another payload (`.existing_id`)
-├── QueueFull              the queue has reached its depth limit
+├── QueueFull              the queue has reached its depth limit (`.queue`, `.enqueued`)
 └── StoreError             the database said no (`__cause__` is the driver's own error)
     ├── StoreUnavailable   it cannot be reached now; nothing was written; worth trying again
     ├── AnswerLost         it may or may not have been written; `.again` is the operation that asks safely
@@ -158,9 +158,14 @@ class KeyConflict(DulyError):
 
 
 class QueueFull(DulyError):
-    """The queue has reached its depth limit."""
+    """The queue has reached its depth limit; `enqueued` jobs of the same call were enqueued before."""
 
     code = "queue_full"
+
+    def __init__(self, message: str, queue: str | None = None, *, enqueued: int = 0) -> None:
+        super().__init__(message)
+        self.queue = queue
+        self.enqueued = enqueued
 
 
 class StoreError(DulyError):

@@ -381,6 +381,25 @@ class Pause(Struct, frozen=True):
     paused_until: int | None
 
 
+class Limit(Struct, frozen=True):
+    """What a queue was told, by whom and why; None where it was not.
+
+    `depth` is how many jobs waited `depth_age_ms` ago, counted no further than `max_depth` + 1.
+    """
+
+    kind: str
+    name: str
+    max_depth: int | None
+    depth: int | None
+    depth_at: int | None
+    ageing_ms: int | None
+    retry_share: float | None
+    set_at: int
+    set_by: str
+    set_why: str
+    depth_age_ms: int | None
+
+
 class WorkerRecord(Struct, frozen=True):
     """A worker that has been heard of."""
 

@@ -124,7 +124,8 @@ class Ticker(Worker):
 
     async def _look_first(self) -> None:
         for queue in self.queues:
-            self._promoted += await self.driver.arun(ops.promote(queue, self._limit))
+            retries = self.shaping.promotes_retries(queue)
+            self._promoted += await self.driver.arun(ops.promote(queue, self._limit, retries=retries))
         await self.upkeep.rescue.look()
         self._fired += await self.upkeep.fire.all_due(self._limit, most_runs=self._limit)
 

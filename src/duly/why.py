@@ -40,6 +40,8 @@ class Facts(Struct, frozen=True):
     living_workers: int
     ahead: int
     cancel_requested_at: int | None = None
+    ageing_ms: int | None = None
+    retry_share: float | None = None
 
 
 class Why(Struct, frozen=True):
@@ -119,6 +121,10 @@ def _before_claim(facts: Facts) -> tuple[str, str]:
         return "unknown_task", f"no living worker knows task {facts.task!r} and serves queue {facts.queue!r}"
     if facts.suspect:
         return "suspect", "its last worker stopped beating while it ran, so it waits to run alone"
+    if facts.retry_share is not None and facts.attempt and facts.state == State.SCHEDULED:
+        return "budget", _budget(facts.retry_share, facts.queue)
+    if facts.ageing_ms is not None:  # who is ahead by that could be counted only by reading the whole queue
+        return "turn", _ageing(facts.ageing_ms, facts.queue)
     return "turn", f"it is next in queue {facts.queue!r}" if facts.ahead == 0 else _behind(facts)
 
 
@@ -129,6 +135,15 @@ def _in(facts: Facts) -> str:
 def _paused(what: str, by: str | None, why: str | None, until: int | None) -> str:
     end = f" until {moment(until)}" if until is not None else ""
     return f"{what} is paused by {by}{end}" + (f": {why}" if why else "")
+
+
+def _budget(share: float, queue: str) -> str:
+    return f"it is a retry, and retries may take {100 * share:g} % of queue {queue!r} while other work waits"
+
+
+def _ageing(ageing_ms: int, queue: str) -> str:
+    waited = durations.describe(ageing_ms)
+    return f"it waits for its turn in queue {queue!r}, where each priority counts as much as {waited} of waiting"
 
 
 def _behind(facts: Facts) -> str:

@@ -34,8 +34,9 @@ from duly.loop import stopped_by_signals, tasks_of_handlers_noted, threads_switc
 from duly.model import Change, Claimed, Failed, Outcome, Released, State, Verdict
 from duly.overtime import Overtime
 from duly.pace import LATE_SECONDS, Pace
+from duly.shaping import Shaping
 from duly.slots import Slots
-from duly.store import ops
+from duly.store import ops, shape
 from duly.store.ops import Finish, Op
 from duly.tasks import Kind
 from duly.threads import Spawn, Threads, start_thread
@@ -93,6 +94,7 @@ class Worker:
         self._order = deque(self.queues)
         self._watermarks = {queue: Watermark() for queue in self.queues}
         self.lanes = Lanes(self)
+        self.shaping = Shaping()
         self._held: dict[str, Lease] = {}
         self._aside: set[Lease] = set()  # held, but in no slot: suspects
         self._stuck: set[Lease] = set()
@@ -187,6 +189,7 @@ class Worker:
                 await self.driver.arun(self.registration())
                 await self.lanes.declare()
                 await self._reconcile()
+                self.shaping.learn(await self.driver.arun(shape.limits()))
                 if self.draining:
                     await self._look_first()
                 break
@@ -478,8 +481,11 @@ class Worker:
         self, queue: str, limit: int, tasks: Collection[str], holder: str, alone: bool
     ) -> list[Claimed]:
         marks = [] if alone else self._watermarks[queue].marks()
-        op = ops.claim(queue, limit=limit, token=keys.new_token(), worker=holder, tasks=tasks, alone=alone, marks=marks)
-        return await self.surely(op)
+        token = keys.new_token()
+        op = self.shaping.claim(queue, limit=limit, token=token, worker=holder, tasks=tasks, alone=alone, marks=marks)
+        jobs = await self.surely(op)
+        self.shaping.took(queue, jobs)
+        return jobs
 
     def _hold(self, jobs: Sequence[Claimed]) -> list[Lease]:
         """Note what was claimed as held."""

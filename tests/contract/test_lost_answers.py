@@ -34,7 +34,7 @@ from duly.model import (
     State,
     Terms,
 )
-from duly.store import batches, ops, schedules
+from duly.store import batches, ops, schedules, shape
 from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver, Point
 from duly.store.ops import Finish, Op, Replay
@@ -364,6 +364,22 @@ def resume(store: Store) -> Op[Any]:
     return ops.resume("task", "work", by="me", why="fixed", now=NOW + 5)
 
 
+def limit_queue(store: Store) -> Op[Any]:
+    store.run(shape.limit_queue("default", max_depth=5, ageing_ms=9, by="you", why="so", now=NOW))
+    return shape.limit_queue("default", max_depth=7, ageing_ms=shape.OFF, retry_share=0.5, by="me", why="so", now=NOW)
+
+
+def note_depth(store: Store) -> Op[Any]:
+    store.run(shape.limit_queue("default", max_depth=5, by="you", why="so", now=NOW))
+    return shape.note_depth("default", 3, max_depth=5, now=NOW)
+
+
+def claim_shaped(store: Store) -> Op[Any]:
+    for number in range(5):
+        add(store, number, delay_ms=number // 2, priority=number)
+    return shape.claim("default", ageing_ms=1, retries=1, limit=3, token=7, worker="w", now=NOW + 5)
+
+
 def register(store: Store) -> Op[Any]:
     return ops.register("w", host="h", pid=1, queues=["default"], tasks=["work"], beat_ms=10, now=NOW)
 
@@ -576,6 +592,9 @@ SCENARIOS: dict[str, Scenario] = {
     "purge": Scenario(purge),
     "pause": Scenario(pause),
     "resume": Scenario(resume),
+    "shape.limit_queue": Scenario(limit_queue),
+    "shape.note_depth": Scenario(note_depth, lambda answer: False),  # nobody asks who was first
+    "shape.claim": Scenario(claim_shaped),
     "register": Scenario(register),
     "leave": Scenario(leave),
     "schedules.define": Scenario(define),
@@ -724,13 +743,14 @@ READS = {
     "schedules.due", "schedules.fired_between", "schedules.fires", "schedules.listing", "schedules.live_runs",
     "schedules.next_fire", "schedules.one", "schedules.skipped_between",
     "batches.added_before", "batches.get", "batches.listing", "batches.rest",
+    "shape.depth", "shape.limits",
 }  # fmt: skip
 
 
 def test_j01_no_write_is_missing_here() -> None:
     made = {
         f"{before}{found}"
-        for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches))
+        for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches), ("shape.", shape))
         for found, function in inspect.getmembers(module, inspect.isfunction)
         if not found.startswith("_") and str(inspect.signature(function).return_annotation).startswith("Op[")
     }  # fmt: skip

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from duly.model import QUEUED, Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
-from duly.store import batches, lanes, ops, schedules
+from duly.store import batches, lanes, ops, schedules, shape
 from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres import bring_up_to_date
@@ -316,6 +316,29 @@ ASKED: dict[str, Asked] = {
             now=NOW,
         ),
         {"enqueue": BY_ID, "hand_out": BY_ID | BY_LANE},
+    ),
+    "claim with ageing": Asked(
+        shape.claim(
+            "default", ageing_ms=60_000, retries=None, limit=50, token=9, worker="w", tasks=["work"], now=NOW
+        ),
+        {"claim_shaped": CLAIM},
+    ),
+    "claim with a budget": Asked(
+        shape.claim("default", ageing_ms=None, retries=5, limit=50, token=9, worker="w", tasks=["work"], now=NOW),
+        {"claim_shaped": CLAIM},
+    ),
+    "depth": Asked(
+        shape.depth("default", enough=10_001),
+        {
+            "depth": {
+                f"duly_job_{kind}"
+                for kind in ("ready", "scheduled", "lane_ready", "lane_scheduled", "waiting", "parked")
+            }
+        },
+    ),
+    "promote without retries": Asked(
+        ops.promote("default", retries=False, now=NOW),
+        {"promote": BY_ID | {"duly_job_scheduled", "duly_job_lane_scheduled", "duly_job_waiting"}},
     ),
     "head": Asked(ops.head("default", tasks=["work"], now=NOW), {"head": {"duly_job_ready"}}),
     "recall": Asked(ops.recall(9), {"claim": CLAIM}),
@@ -629,6 +652,8 @@ WALKS_OVER_QUEUES = (
     "claim of lanes",
     "laned tasks",
     "next permit",
+    "claim with ageing",
+    "claim with a budget",
 )  # recursive: they are expected to cost more than they do
 
 
@@ -679,6 +704,8 @@ def test_postgres_reads_few_pages_at_a_million_rows(postgres_plans: psycopg.Conn
 
 # What these may read: a few pages or steps for each row they name or return, whatever the tables hold.
 READS = {
+    "depth": 20_000,
+    "promote without retries": 100,
     "claim of suspects": 100,
     "claim from marks on": 50 * 30,
     "head": 20,
@@ -726,11 +753,13 @@ READS = {
     "added_before": 100 * 30,
     "seal": 50,
     "cancel batch": 50,
-    "batch": 40,
+    "batch": 100,
     "list of batches": 1000,
     "rest of a batch": 2500,
     "finish of a batch": 100 * 60,
     "cancel of a batch": 100 * 150,
+    "claim with ageing": 50 * 60,
+    "claim with a budget": 50 * 60,
 }
 
 
@@ -823,6 +852,10 @@ def test_sqlite_takes_few_steps_at_a_million_rows(sqlite_plans: sqlite3.Connecti
 
 
 STEPS = {
+    "claim with ageing": 50 * 800,
+    "claim with a budget": 50 * 800,
+    "depth": 500_000,
+    "promote without retries": 1000,
     "claim of suspects": 2000,
     "head": 200,
     "recall": 1000,

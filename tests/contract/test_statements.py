@@ -31,7 +31,7 @@ from duly.model import (
     TaskLimits,
     Terms,
 )
-from duly.store import batches, lanes, ops, schedules, statements
+from duly.store import batches, lanes, ops, schedules, shape, statements
 from duly.store.batches import Callbacks
 from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Mark, Op, Replay
@@ -81,6 +81,10 @@ def every_op() -> dict[str, list[Op[Any]]]:
             ops.enqueue(terms, [NewJob(keyed, "{}", key="k")], now=NOW),
             ops.enqueue(Terms("unknown", queue="q"), [NewJob(new_id(), "{}")], now=NOW),
             ops.enqueue(Terms("late", queue="r", delay_ms=9), [NewJob(late, "{}")], now=NOW),
+            *(
+                ops.enqueue(Terms("t", queue="shaped", priority=n % 2, delay_ms=n), [NewJob(new_id(), "{}")], now=NOW)
+                for n in (0, 0, 0, 9)
+            ),
             ops.enqueue(Terms("child", queue="q"), [NewJob(new_id(), "{}")], parent=Held(plain, 1), now=NOW),
             ops.enqueue(replace(terms, key_window_ms=9), [NewJob(new_id(), "{}", key="w")], now=NOW),
             ops.enqueue(debounced, [NewJob(new_id(), "{}", key="d")], now=NOW),
@@ -95,6 +99,17 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "claim": [
             ops.claim("q", limit=3, token=1, worker="w", tasks=["t"], now=NOW),
             ops.claim("q", limit=3, token=1, worker="w", tasks=["t"], marks=[Mark(0, NOW, plain)], now=NOW),
+        ],
+        "shape.limit_queue": [
+            shape.limit_queue("q", max_depth=5, ageing_ms=60_000, retry_share=0.25, by="a", why="b", now=NOW),
+            shape.limit_queue("q", ageing_ms=shape.OFF, by="a", why="c", now=NOW),
+        ],
+        "shape.depth": [shape.depth("q", enough=9)],
+        "shape.note_depth": [shape.note_depth("q", 3, max_depth=5, now=NOW)],
+        "shape.limits": [shape.limits(now=NOW + 5)],
+        "shape.claim": [
+            shape.claim("shaped", ageing_ms=1, retries=0, limit=2, token=4, worker="w", tasks=["t"], now=NOW + 9),
+            shape.claim("shaped", ageing_ms=None, retries=None, limit=2, token=6, worker="w", now=NOW + 9),
         ],
         "head": [ops.head("q", tasks=["t"], now=NOW)],
         "lanes.declare": [lanes.declare({"t": TaskLimits("t", 3, 2, 1000), "u": TaskLimits("u")})],
@@ -135,7 +150,7 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "snooze": [ops.snooze(job(plain, 1), 5, now=NOW)],
         "expired_leases": [ops.expired_leases(now=NOW)],
         "rescue": [ops.rescue([sighting], now=NOW + 1000)],
-        "promote": [ops.promote("q", now=NOW)],
+        "promote": [ops.promote("q", retries=False, now=NOW), ops.promote("q", now=NOW)],
         "park": [ops.park("q", now=NOW)],
         "parked": [ops.parked()],
         "queues": [ops.queues(now=NOW + 5)],
@@ -248,7 +263,13 @@ def tables(sql: str) -> str:
 def test_every_function_that_makes_an_operation_is_tested() -> None:
     makers = {
         f"{before}{name}"
-        for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches), ("lanes.", lanes))
+        for before, module in (
+            ("", ops),
+            ("schedules.", schedules),
+            ("batches.", batches),
+            ("lanes.", lanes),
+            ("shape.", shape),
+        )
         for name, function in vars(module).items()
         if inspect.isfunction(function)
         and function.__module__ == module.__name__

@@ -110,6 +110,15 @@ def test_a_queue_that_nobody_has_is_warned_of_and_used_all_the_same(here, url):
     assert here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sums", "--url", url).stderr == ""
 
 
+def test_b09_a_full_queue_is_told_with_what_to_do_and_nothing_is_added(here, url):
+    assert here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sums", "--url", url).returncode == 0
+    assert here.run("queues", "limit", "sums", "--depth", "1", "--url", url).returncode == 0
+    answer = here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sums", "--url", url)
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "queue 'sums' is full: 1 job waits in it, and one more would exceed its limit of 1." in answer.stderr
+    assert len(jobs_in(url)) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "stdin", "payload"),
     [

@@ -57,6 +57,7 @@ CHANGING = (
     ["dead", "purge", NOBODY, "--yes"],
     ["queues", "pause", "mail"],
     ["queues", "resume", "mail"],
+    ["queues", "limit", "mail", "--depth", "5"],
 )
 
 
@@ -595,6 +596,30 @@ def test_a_queue_is_paused_for_a_time_and_resumed(fresh):
     assert again.stderr == "duly: queue 'maill' was not paused: did you mean 'mail'?\n"
 
 
+def test_b09_a_queue_is_limited_and_told_so_in_the_list(fresh):
+    limits = ("--depth", "10_000", "--ageing", "90s", "--retry-share", "0.2")
+    answer = told(fresh, "queues", "limit", "default", *limits, "--why", "an outage")
+    assert answer == "queue 'default' has limits: depth 10,000, ageing 1m 30s, retries 20 %\n"
+    [limit] = fresh.app.limits()
+    assert (limit.set_by, limit.set_why) == ("eve", "an outage")
+    listed = told(fresh, "queues", "list")
+    assert re.search(r"^default .* depth 4 of 10,000, ageing 1m 30s, retries 20 %$", listed, re.MULTILINE)
+    [answer] = [one for one in json.loads(told(fresh, "queues", "list", "--json")) if one["name"] == "default"]
+    assert (answer["limits"]["max_depth"], answer["limits"]["retry_share"]) == (10_000, 0.2)
+    told(fresh, "queues", "limit", "default", "--depth", "off", "--ageing", "off")
+    answer = json.loads(told(fresh, "queues", "limit", "default", "--retry-share", "0", "--json"))
+    assert (answer["max_depth"], answer["ageing_ms"], answer["retry_share"]) == (None, None, 0)
+    answer = told(fresh, "queues", "limit", "default", "--retry-share", "off")
+    assert answer == "queue 'default' has no limits\n"
+
+
+def test_b09_a_queue_that_nobody_knows_is_limited_with_a_warning_and_listed(fresh):
+    answer = fresh.say("queues", "limit", "defalt", "--depth", "7")
+    assert answer.exit_code == 0
+    assert answer.stderr == "duly: no job and no living worker has a queue 'defalt': did you mean 'default'?\n"
+    assert re.search(r"^defalt +0 +0 +0 +0 +- +depth 0 of 7$", told(fresh, "queues", "list"), re.MULTILINE)
+
+
 def test_a_task_is_paused_and_told_among_the_queues(fresh):
     answer = fresh.say("queues", "pause", "boom", "--task", "--why", "it is broken", "--json")
     assert (json.loads(answer.stdout)["kind"], answer.stderr) == ("task", "")
@@ -650,6 +675,12 @@ MISTAKES = [
     Mistake("queues pause mail --for 1x", 2, "--for is '1x', where 'x' is no unit"),
     Mistake("queues pause mail --for 0", 2, "--for is 0: give a time"),
     Mistake("queues resume default", 1, "queue 'default' was not paused"),
+    Mistake("queues limit", 2, "Missing argument 'NAME'"),
+    Mistake("queues limit mail", 2, "say what to limit: --depth, --ageing or --retry-share"),
+    Mistake("queues limit mail --depth few", 2, "--depth is 'few': give a number, or off"),
+    Mistake("queues limit mail --depth 0", 2, "depth= is 0: give how many jobs may wait"),
+    Mistake("queues limit mail --ageing 1x", 2, "ageing= is '1x', where 'x' is no unit"),
+    Mistake("queues limit mail --retry-share 20", 2, "retry_share= is 20.0: give a share from 0 to 1"),
     Mistake(f"why {NOBODY}", 3, f"no job has the id {NOBODY}"),
     Mistake("top --interval 0", 2, "--interval is '0': give 100ms or more"),
     Mistake("top --interval soon", 2, "--interval is 'soon'"),

@@ -59,6 +59,8 @@ def test_a_thousand_that_cannot_be_written_is_told_and_none_is_sent_after_it(app
     work, run, sent = numbered(app), app.driver.run, []
 
     def broken(op: Op[Any]) -> Any:
+        if not op.writes:  # how full the queue may be
+            return run(op)
         sent.append(op.name)
         raise StoreUnavailable("gone")
 

@@ -367,3 +367,52 @@ def test_b06_a_callback_has_no_arguments_for_a_key(app: Duly, option: str) -> No
 
     with pytest.raises(ConfigError, match=f"{option}="):
         app.batch("import", on_complete=after)
+
+
+def test_b07_limits_are_set_by_the_app_and_reset(app: Duly) -> None:
+    @app.task(cap=5, rate="100/min")
+    def send() -> None: ...
+
+    app.limit(task="send", cap=1, by="ada", why="slow")
+    asyncio.run(app.alimit(task="send", rate="5/10s", by="bob", why="slower"))
+    [said] = app.task_limits()
+    assert (said.set_cap, said.set_rate_count, said.set_rate_ms, said.set_by) == (1, 5, 10_000, "bob")
+    app.limit(task="send", cap="off", rate="off", by="ada")
+    [said] = asyncio.run(app.atask_limits())
+    assert (said.set_cap, said.set_rate_count, said.is_rated) == (0, 0, False)
+    app.limit(task="send", reset=True, by="ada")
+    [said] = app.task_limits()
+    assert (said.set_cap, said.set_rate_count) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"cap": 0}, "cap= is 0"),
+        ({"cap": "few"}, "cap= is 'few'"),
+        ({"rate": "x"}, "rate= is 'x'"),
+        ({"reset": True, "cap": 1}, "leave cap="),
+        ({}, "say what to limit"),
+        ({"depth": 5}, "not for a task"),
+        ({"speed": 5}, "there is no limit 'speed'"),
+    ],
+)
+def test_b06_wrong_limits_at_run_time_are_refused(app: Duly, outside: Any, options: dict[str, Any], told: str) -> None:
+    @app.task(cap=1)
+    def send() -> None: ...
+
+    before = outside.snapshot()
+    with pytest.raises(ConfigError) as error:
+        app.limit(task="send", **options)
+    assert told in str(error.value)
+    with pytest.raises(ConfigError, match="not for a queue"):
+        app.limit(queue="mail", cap=5)
+    assert outside.snapshot() == before
+
+
+def test_b06_a_task_without_a_lane_cannot_be_limited(app: Duly) -> None:
+    @app.task
+    def send() -> None: ...
+
+    with pytest.raises(ConfigError, match="has neither cap= nor rate= in its code"):
+        app.limit(task="send", cap=5)

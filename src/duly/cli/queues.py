@@ -1,20 +1,26 @@
-"""`duly queues`: list, pause and resume queues."""
+"""`duly queues`: list, pause, resume and limit queues."""
 
 from __future__ import annotations
 
 import sys
 from datetime import timedelta
 from difflib import get_close_matches
+from typing import TypeVar
 
 import click
 import msgspec
 
+from duly import durations
 from duly.app import Duly
 from duly.cli import Named, tell
 from duly.cli.database import audit_options, database_options, json_option, opened
 from duly.durations import to_ms
-from duly.model import Pause
+from duly.errors import ConfigError
+from duly.limits import Rate
+from duly.model import MANY, Limit, Pause, QueueFigure, TaskLimits
 from duly.store import ops
+
+N = TypeVar("N", int, float)
 
 
 @click.group(
@@ -24,10 +30,11 @@ Examples:
   duly queues list
   duly queues pause mail --for 1h --why "mail server is down"
   duly queues resume mail
+  duly queues limit mail --depth 10000 --retry-share 0.2
 """,
 )
 def command() -> None:
-    """List, pause and resume queues."""
+    """List, pause, resume and limit queues."""
 
 
 @command.command(
@@ -41,34 +48,70 @@ Examples:
 @database_options
 @json_option
 def list_(url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
-    """List queues with how many jobs each has, how long the oldest waits, and who paused it.
+    """List queues with how many jobs each has, how long the oldest waits, its limits, and who paused it.
 
-    A queue is known by its jobs, its pause, or a living worker. A count stops at 10,001 and is then told as 10,000+.
+    A queue is known by its jobs, its pause, its limits, or a living worker. A count stops at 10,001 and is then told as
+    10,000+.
     """
     with opened(url, schema, target) as app:
         figures, pauses = app.driver.run(ops.queues()), app.paused()
+        limits = {limit.name: limit for limit in app.limits()}
+        tasks = app.task_limits()
         now = app.driver.run(ops.clock())
+    figures += [_empty(name) for name in limits if name not in {one.name for one in figures}]
+    figures.sort(key=lambda one: one.name)
     queues = {pause.name: pause for pause in pauses if pause.kind == "queue"}
     if as_json:
-        tell.answer_json([{**msgspec.to_builtins(one), "paused": queues.get(one.name)} for one in figures])
-        return
-    tell.table(
-        ["queue", "ready", "scheduled", "running", "waiting", "oldest", "paused"],
-        [
+        tell.answer_json(
             [
-                one.name,
-                *(tell.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting)),
-                tell.age(one.oldest_ms),
-                told_pause(queues.get(one.name), now),
+                {**msgspec.to_builtins(one), "paused": queues.get(one.name), "limits": limits.get(one.name)}
+                for one in figures
             ]
-            for one in figures
-        ],
-    )
+        )
+        return
+    columns = ["queue", "ready", "scheduled", "running", "waiting", "oldest", *(["limits"] if limits else []), "paused"]
+    tell.table(columns, [_line(one, limits, told_pause(queues.get(one.name), now)) for one in figures])
     if not figures:
         click.echo("there are no queues yet: a job or a worker makes one")
     for pause in pauses:
         if pause.kind == "task":
             click.echo(tell.plain(f"task {pause.name!r} is paused {told_pause(pause, now)}"))
+    for task in tasks:
+        if told := _told_task(task):
+            click.echo(tell.plain(f"task {task.task!r} has {told}"))
+
+
+def _line(one: QueueFigure, limits: dict[str, Limit], paused: str) -> list[str]:
+    counts = (tell.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting))
+    told = [_told_limits(limits.get(one.name), one)] if limits else []
+    return [one.name, *counts, tell.age(one.oldest_ms), *told, paused]
+
+
+def _empty(name: str) -> QueueFigure:
+    return QueueFigure(name, ready=0, scheduled=0, running=0, waiting=0, oldest_ms=None)
+
+
+def _told_limits(limit: Limit | None, figure: QueueFigure | None = None) -> str:
+    """Say what a queue was told, and how near it is to its depth."""
+    if limit is None:
+        return ""
+    told = []
+    if limit.max_depth is not None:
+        now = "" if figure is None else f"{_depth(limit, figure)} of "
+        told.append(f"depth {now}{limit.max_depth:,}")
+    if limit.ageing_ms is not None:
+        told.append(f"ageing {durations.describe(limit.ageing_ms)}")
+    if limit.retry_share is not None:
+        told.append(f"retries {100 * limit.retry_share:g} %")
+    return ", ".join(told)
+
+
+def _depth(limit: Limit, figure: QueueFigure) -> str:
+    """Give how many jobs wait: as counted now, or where that has stopped, as counted for the limit."""
+    counts = (figure.ready, figure.scheduled, figure.waiting)
+    if max(counts) <= MANY or limit.depth is None:
+        return tell.figure(sum(counts))
+    return f"{limit.depth:,}"
 
 
 def told_pause(pause: Pause | None, now: int) -> str:
@@ -196,3 +239,108 @@ def resume(
     if not resumed:
         click.echo(f"duly: {kind} {name!r} was not paused{meant(name, known)}", err=True)
         sys.exit(1)
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  duly queues limit mail --depth 10000 --why "the disk is small"
+  duly queues limit mail --ageing 1m --retry-share 0.2
+  duly queues limit send_receipt --task --cap 2 --rate 10/min --why "the provider is slow"
+  duly queues limit send_receipt --task --reset
+"""
+)
+@click.argument("name")
+@click.option("--depth", metavar="N|off", help="How many jobs may wait; more are refused with QueueFull.")
+@click.option(
+    "--ageing", metavar="DURATION|off", help="How much waiting counts as one priority, such as 1m; nothing is starved."
+)
+@click.option(
+    "--retry-share", metavar="SHARE|off", help="What share of the work retries may be while other work waits: 0.2."
+)
+@click.option("--task", "is_task", is_flag=True, help="NAME is a task that has a cap or a rate in its code.")
+@click.option("--cap", metavar="N|off", help="How many jobs of the task, or of each of its keys, run at once.")
+@click.option("--rate", metavar="RATE|off", help="How many of them begin in any window, such as 100/min or 15/10s.")
+@click.option("--reset", is_flag=True, help="Back to what the code of the task says.")
+@audit_options
+@database_options
+@json_option
+def limit(
+    name: str,
+    depth: str | None,
+    ageing: str | None,
+    retry_share: str | None,
+    is_task: bool,
+    cap: str | None,
+    rate: str | None,
+    reset: bool,
+    by: str,
+    why: str | None,
+    url: str | None,
+    schema: str | None,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """Tell a queue how many jobs it takes, how its priorities age, what share retries have; or a task its limits.
+
+    What is left out stays as it is; `off` takes a limit away. A name that nobody knows yet is told all the same, with a
+    warning. What is set so for a task goes before what its code says, in all workers, until it is reset.
+    """
+    of_queue = {
+        "depth": _number("--depth", depth, int),
+        "ageing": ageing,
+        "retry_share": _number("--retry-share", retry_share, float),
+    }
+    of_task = {"cap": _number("--cap", cap, int), "rate": rate, "reset": reset or None}
+    mine, other = (of_task, of_queue) if is_task else (of_queue, of_task)
+    if not name:
+        raise click.UsageError("NAME is empty.")
+    if any(value is not None for value in other.values()):
+        raise click.UsageError("--cap, --rate and --reset go with --task; --depth, --ageing and --retry-share do not.")
+    if all(value is None for value in mine.values()):
+        raise click.UsageError(f"say what to limit: {', '.join('--' + one.replace('_', '-') for one in mine)}.")
+    kind = _kind(is_task)
+    with opened(url, schema, target) as app:
+        app.limit(**{kind: name}, **mine, by=by, why=why or "")  # type: ignore[misc]
+        told: Limit | TaskLimits | None = (
+            next((one for one in app.task_limits() if one.task == name), None)
+            if is_task
+            else next((one for one in app.limits() if one.name == name), None)
+        )
+        _warn_if_unknown(app, kind, name)
+    if as_json:
+        tell.answer_json(told)
+    elif isinstance(told, TaskLimits):
+        click.echo(tell.plain(f"task {name!r} has {_told_task(told) or 'no limits'}"))
+        if told.cap is None and told.rate_count is None:
+            click.echo(
+                "duly: no worker has said that its code has a cap or a rate; jobs enqueued without are not limited",
+                err=True,
+            )
+    else:
+        click.echo(tell.plain(f"queue {name!r} has {'no limits' if told is None else f'limits: {_told_limits(told)}'}"))
+
+
+def _told_task(limits: TaskLimits) -> str:
+    """Say what a task is limited to, and whether by its code or by whom."""
+    cap = limits.cap if limits.set_cap is None else limits.set_cap
+    told = [f"cap {cap}"] if cap else []
+    count, per_ms = limits.rate_count, limits.rate_ms
+    if limits.set_rate_count is not None:
+        count, per_ms = limits.set_rate_count, limits.set_rate_ms
+    if count and per_ms:
+        told.append(f"rate {Rate(count, per_ms)}")
+    if limits.set_cap is not None or limits.set_rate_count is not None:
+        why = f": {limits.set_why}" if limits.set_why else ""
+        told.append(f"set by {limits.set_by}{why}")
+    return ", ".join(told)
+
+
+def _number(option: str, text: str | None, kind: type[N]) -> N | str | None:
+    """Read a number, or `off`."""
+    if text is None or text == "off":
+        return text
+    try:
+        return kind(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        raise ConfigError(f"{option} is {text!r}: give a number, or off") from None

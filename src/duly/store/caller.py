@@ -44,7 +44,7 @@ def run(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         )
     borrowed = borrow(conn)
     rows: list[Any] = []
-    with _explained(), borrowed.whole():
+    with _explained(), borrowed.whole() if op.writes else nullcontext():
         for section in op.sections:
             for statement in spell(borrowed.dialect, section, borrowed.style, schema):
                 rows += borrowed.execute(statement, op.params)
@@ -64,7 +64,7 @@ async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
     borrowed = borrow(conn)
     rows: list[Any] = []
     with _explained():
-        async with borrowed.whole():
+        async with borrowed.whole() if op.writes else nullcontext():
             for section in op.sections:
                 for statement in spell(borrowed.dialect, section, borrowed.style, schema):
                     rows += await borrowed.execute(statement, op.params)

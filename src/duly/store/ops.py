@@ -633,9 +633,12 @@ def rescue(seen: Sequence[Sighting], *, now: int | None = None) -> Op[dict[str, 
     return _repeatable("rescue", sections, params, _states, look="rescued", wakes=True)
 
 
-def promote(queue: str, limit: int = 1000, *, now: int | None = None) -> Op[int]:
-    """Make what is due ready, so that a backlog stands in its order; answers how many."""
-    return Op("promote", ("promote",), {"queue": queue, "limit": limit, "now": now}, len)
+def promote(queue: str, limit: int = 1000, *, retries: bool = True, now: int | None = None) -> Op[int]:
+    """Make what is due ready, so that a backlog stands in its order; answers how many.
+
+    Where `retries` have a budget, they are left to the claims.
+    """
+    return Op("promote", ("promote",), {"queue": queue, "limit": limit, "retries": retries, "now": now}, len)
 
 
 def park(queue: str, limit: int = 1000, *, now: int | None = None) -> Op[int]:

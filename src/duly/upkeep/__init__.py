@@ -1,8 +1,8 @@
 """The upkeep of the queue. Every worker does it, any number at once: each step is guarded by what it read.
 
 Fire adds what schedules have due, rescue takes jobs from workers that stopped beating, promote makes a backlog of due
-jobs ready, park sets aside what nobody knows, expire ends what did not start in time, prune removes what has had its
-time.
+jobs ready, measure counts what waits in queues that take no more than so many, park sets aside what nobody knows,
+expire ends what did not start in time, prune removes what has had its time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import math
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
-from duly.store import ops, schedules
+from duly.store import ops, schedules, shape
 from duly.store.ops import Op
 from duly.upkeep.fire import Fire
+from duly.upkeep.measure import Measure
 from duly.upkeep.rescue import SHARE, Rescue
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Upkeep:
         self._worker = worker
         self.rescue = Rescue(worker)
         self.fire = Fire(worker)
+        self._measure = Measure(worker)
+        self._promote_at: dict[str, float] = {}
         self._tidied_at = -math.inf
         self._park_at = -math.inf
         self._wake_at = 0.0
@@ -76,8 +79,11 @@ class Upkeep:
     async def _tidy(self) -> None:
         driver = self._worker.driver
         await self._worker.lanes.look()
+        limits = await driver.arun(shape.limits())
+        self._worker.shaping.learn(limits)
         for queue in self._worker.queues:
-            await self._to_the_end(ops.promote(queue, CHUNK), CHUNK)
+            await self._promote(queue)
+        await self._measure.look(limits)
         if (began := self._worker.clock()) >= self._park_at:
             await self._park()
             # It walks from the head of each queue, over all that is gone and may not be cleared away.
@@ -86,6 +92,14 @@ class Upkeep:
             await driver.arun(ops.expire(ids))
             if len(ids) < CHUNK:
                 break
+
+    async def _promote(self, queue: str) -> None:
+        """Make what is due ready."""
+        began, retries = self._worker.clock(), self._worker.shaping.promotes_retries(queue)
+        if retries or began >= self._promote_at.get(queue, -math.inf):
+            await self._to_the_end(ops.promote(queue, CHUNK, retries=retries), CHUNK)
+            # It walks over all retries that are due and stay where they are.
+            self._promote_at[queue] = began + min(SHARE * (self._worker.clock() - began), PARK_SECONDS)
 
     async def _park(self) -> None:
         """Set aside what nobody knows."""

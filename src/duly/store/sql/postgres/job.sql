@@ -768,10 +768,12 @@ select duly_done.id::text, state
  where duly_done.token = -seen.token;
 
 -- name: promote
+-- Without `:retries`, those stay scheduled: in a queue where they have a budget, a claim takes them from there.
 with clock as materialized (select :now as now),
 due as materialized (
     select id from duly.duly_job
      where state = 'scheduled' and lane is null and queue = :queue and due_at <= (select now from clock)
+       and (:retries::boolean or attempt = 0)
      order by due_at, id
      limit :limit::int
        for update skip locked

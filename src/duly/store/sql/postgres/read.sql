@@ -121,7 +121,8 @@ select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at,
          where ahead.state = 'ready' and ahead.lane is null and ahead.queue = job.queue and job.state = 'ready'
            and job.lane is null
            and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
-         limit 10001) as earlier) as ahead, job.cancel_requested_at
+         limit 10001) as earlier) as ahead, job.cancel_requested_at,
+       told.ageing_ms, told.retry_share
   from (select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
                suspect, parked_version, priority, cancel_requested_at, lane
           from duly.duly_job where id = :id::uuid
@@ -130,6 +131,7 @@ select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at,
                priority, cancel_requested_at, lane
           from duly.duly_done where id = :id::uuid) as job
  cross join (select :now as now offset 0) as clock
+  left join duly.duly_queue as told on told.kind = 'queue' and told.name = job.queue
   left join duly.duly_queue as queue_gate
     on queue_gate.kind = 'queue' and queue_gate.name = job.queue and queue_gate.paused_at is not null
    and (queue_gate.paused_until is null or queue_gate.paused_until > now)

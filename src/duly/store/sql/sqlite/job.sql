@@ -530,11 +530,13 @@ select duly_done.id, state
  where token = -(value ->> 'token');
 
 -- name: promote
+-- Without `:retries`, those stay scheduled: in a queue where they have a budget, a claim takes them from there.
 update duly_job
    set state = 'ready'
  where id in (
        select id from duly_job
         where state = 'scheduled' and lane is null and queue = :queue and due_at <= :now
+          and (:retries or attempt = 0)
         order by due_at, id
         limit :limit)
 returning id;
