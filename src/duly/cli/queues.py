@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -301,7 +301,8 @@ def limit(
         raise click.UsageError(f"say what to limit: {', '.join('--' + one.replace('_', '-') for one in mine)}.")
     kind = _kind(is_task)
     with opened(url, schema, target) as app:
-        app.limit(**{kind: name}, **mine, by=by, why=why or "")  # type: ignore[misc]
+        named: Any = {kind: name, **mine}
+        app.limit(**named, by=by, why=why or "")
         told: Limit | TaskLimits | None = (
             next((one for one in app.task_limits() if one.task == name), None)
             if is_task
