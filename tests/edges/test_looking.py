@@ -50,6 +50,7 @@ READING = (
 )
 CHANGING = (
     ["jobs", "cancel", NOBODY],
+    ["jobs", "cancel", "--all", "--yes"],
     ["jobs", "retry", NOBODY],
     ["dead", "replay", NOBODY],
     ["dead", "replay-all", "--yes"],

@@ -478,6 +478,7 @@ def test_j18_sigterm_reaches_every_worker_of_a_loop(app: Duly) -> None:
                 await asyncio.sleep(0.01)
             third.stop()
             await running[0]
+            assert signals.getsignal(signals.SIGTERM) != before
             os.kill(os.getpid(), signals.SIGTERM)
             await asyncio.wait(running)
         assert signals.getsignal(signals.SIGTERM) == before

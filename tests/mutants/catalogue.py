@@ -1834,6 +1834,10 @@ MUTANTS = [
         "src/duly/store/sqlite.py",
         "is_folder, is_lost = path.is_dir(),",
         "is_folder, is_lost = False,",
+    ),
+    Mutant(
+        "    if is_folder:",
+        "    if False:",
         "tests/contract/test_hazards.py -k no_file",
     ),
     Mutant(
@@ -3746,5 +3750,59 @@ MUTANTS = [
         "            await worker.driver.arun(shape.note_depth(queue, depth, max_depth=max_depth))\n",
         "            pass\n",
         "tests/engine/test_queue_limits.py -k 'b09_workers_count and sqlite'",
+    ),
+    Mutant(
+        "src/duly/loop.py",
+        "    for stop in tuple(stops):\n        stop()\n",
+        "    stops[-1]()\n",
+        "tests/engine/test_hazards_of_the_engine.py -k 'sigterm_reaches and sqlite'",
+    ),
+    Mutant(
+        "src/duly/loop.py",
+        "        stops.remove(stop)\n        if not stops:\n",
+        "        stops.remove(stop)\n        if True:\n",
+        "tests/engine/test_hazards_of_the_engine.py -k 'sigterm_reaches and sqlite'",
+    ),
+    Mutant(
+        "src/duly/cli/waiting.py",
+        "                _refuse_read_only(app)\n",
+        "",
+        "tests/edges/test_worker_command.py -k may_not_be_written",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "    except PermissionError as error:\n        raise ConfigError(\n",
+        "    except ZeroDivisionError as error:\n        raise ConfigError(\n",
+        "tests/edges/test_worker_command.py -k may_not_be_written",
+    ),
+    Mutant(
+        "src/duly/cli/__init__.py",
+        "        raise Misuse(error) from None\n",
+        "        raise\n",
+        "tests/edges/test_batches_command.py -k mistake",
+    ),
+    Mutant(
+        "src/duly/cli/batches.py",
+        "            _warn_of_nobody(app, batch.progress())\n",
+        "",
+        "tests/edges/test_batches_command.py -k no_worker_is_alive",
+    ),
+    Mutant(
+        "src/duly/cli/doctor.py",
+        "        yield from self._look_at_batches()\n",
+        "",
+        "tests/edges/test_caring.py -k 'never_sealed and sqlite'",
+    ),
+    Mutant(
+        "src/duly/cli/tick.py",
+        "    ticker = Ticker(\n",
+        "    app.driver.run(ops.clock())\n    ticker = Ticker(\n",
+        "tests/edges/test_tick_command.py -k mistake",
+    ),
+    Mutant(
+        "src/duly/cli/selection.py",
+        '        if counts:\n            click.echo(f"\\nduly: stopped half-way',
+        '        if True:\n            click.echo(f"\\nduly: stopped half-way',
+        "tests/edges/test_looking.py -k 'down and jobs'",
     ),
 ]
