@@ -1028,13 +1028,13 @@ MUTANTS = [
         "src/duly/store/sql/sqlite/ended.sql",
         "then max(finished_at + result_ttl_ms, coalesce(key_until, finished_at + key_ttl_ms, 0)) end,",
         "then finished_at + result_ttl_ms end,",
-        "tests/contract/test_finish.py -k 'j20 or j09'",
+        "tests/contract/test_debounce.py -k result_is_kept",
     ),
     Mutant(
         "src/duly/store/sql/postgres/ended.sql",
         "then greatest(finished_at + result_ttl_ms, coalesce(key_until, finished_at + key_ttl_ms)) end,",
         "then finished_at + result_ttl_ms end,",
-        "tests/contract/test_finish.py -k 'j20 or j09'",
+        "tests/contract/test_debounce.py -k result_is_kept",
     ),
     Mutant(
         "src/duly/store/ops.py",
