@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from duly import Duly
 from duly.depth import Depths
 from duly.errors import ConfigError, QueueFull
-from duly.model import Claimed, Envelope, Limit, State
+from duly.model import Claimed, Envelope, Limit, NewJob, State, Terms
 from duly.shaping import Shaping
 from duly.steps import run
 from duly.store import caller, ops
 from duly.store.ops import Op
+from tests.contract.stores import new_id
 from tests.engine.conftest import HOLDABLE, Outside, found, work, work_until
 
 LIMIT = Limit("queue", "mail", 10, None, None, None, None, 0, "ann", "so", None)
@@ -278,8 +279,8 @@ def test_b09_a_refusal_on_the_callers_connection_opens_no_transaction_to_write(a
     @app.task(queue="mail")
     def send(n: int) -> None: ...
 
+    app.driver.run(ops.enqueue(Terms("send", queue="mail"), [NewJob(new_id(), '{"n":1}')]))  # unknown to the app
     app.limit(queue="mail", depth=1)
-    send.enqueue(1)
     with pytest.raises(QueueFull):
         send.using(conn=shared).enqueue(2)
     app.limit(queue="mail", depth=2)  # would wait for a writer

@@ -128,7 +128,7 @@ async def _aexecute(gates: list[Gate], op: Op[Any], send: Send, asend: Asend) ->
 
 
 def _add(app: Duly, add: Callable[..., Any], op: Op[Any], conn: Any) -> Any:
-    if conn is None:
+    if conn is None or not op.writes:
         return add(op, conn)
     answer = add(stage(app, op), conn)
     staged(app, op.name)
@@ -136,7 +136,7 @@ def _add(app: Duly, add: Callable[..., Any], op: Op[Any], conn: Any) -> Any:
 
 
 async def _aadd(app: Duly, aadd: Callable[..., Awaitable[Any]], op: Op[Any], conn: Any) -> Any:
-    if conn is None:
+    if conn is None or not op.writes:
         return await aadd(op, conn)
     answer = await aadd(stage(app, op), conn)
     staged(app, op.name)
