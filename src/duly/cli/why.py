@@ -19,13 +19,15 @@ Examples:
 @database_options
 @json_option
 def command(job_id: str, url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
-    """Say why a job is not running: the first gate that is shut.
+    """Say why a job is not running: the first gate that is shut, and then the others that are.
 
-    JSON has the gate, the sentence and the facts it was judged by. Exit code 3: no job has this id.
+    JSON has the gate, the sentence, the facts it was judged by and the others. Exit code 3: no job has this id.
     """
     with opened(url, schema, target) as app:
         why = app.why(whole_id(app, job_id))
     if as_json:
         tell.answer_json(why)
     else:
-        click.echo(why.sentence)
+        click.echo(tell.plain(why.sentence))
+        for other in why.others:
+            click.echo(tell.plain(f"also: {other.sentence}"))

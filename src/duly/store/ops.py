@@ -48,7 +48,7 @@ from duly.model import (
     Verdict,
     WorkerRecord,
 )
-from duly.why import Facts, Why, explain
+from duly.why import Why, explain, facts_of
 
 T = TypeVar("T")
 Row: TypeAlias = Sequence[Any]
@@ -1038,7 +1038,7 @@ def why(job_id: str, *, now: int | None = None) -> Op[Why | None]:
     """Say why a job is not running: the first gate that is shut. None: no job has this id."""
 
     def read(rows: Rows) -> Why | None:
-        return explain(Facts(*rows[0])) if rows else None
+        return explain(facts_of(rows[0])) if rows else None
 
     return Op("why", ("why",), {"id": uuid_text(job_id), "now": now}, read, writes=False)
 

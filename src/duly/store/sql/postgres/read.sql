@@ -98,9 +98,47 @@ select id, at, name, job_id::text, subject, by, why, data
  limit :limit::int;
 
 -- name: why
--- All gates of one job in one snapshot; the first that is shut is the answer.
+-- All gates of one job in one snapshot; the first that is shut is the answer. What its lane allows is judged as a claim
+-- does: by the rows that run, by the permits that still count, and in an order by its first job and those that block it.
+with clock as materialized (select :now as now),
+job as materialized (
+    select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
+           suspect, parked_version, priority, cancel_requested_at, lane, seq
+      from duly.duly_job where id = :id::uuid
+     union all
+    select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, null, reason, error, false, null,
+           priority, cancel_requested_at, lane, seq
+      from duly.duly_done where id = :id::uuid
+),
+limits as materialized (
+    select nullif(coalesce(set_cap, cap), 0) as cap, case when set_cap is not null then set_by end as cap_set_by,
+           case when set_cap is not null then set_why end as cap_set_why,
+           nullif(coalesce(set_rate_count, rate_count), 0) as rate_count, coalesce(set_rate_ms, rate_ms) as rate_ms,
+           case when set_rate_count is not null then set_by end as rate_set_by,
+           case when set_rate_count is not null then set_why end as rate_set_why
+      from duly.duly_queue
+     where kind = 'task' and name = (select task from job where lane is not null)
+),
+permit as materialized (
+    select least((permit ->> 0)::bigint, now) as at, sum((permit ->> 1)::int) as jobs
+      from limits
+     cross join clock
+     cross join duly.duly_lane
+     cross join lateral json_array_elements(permits::json) as permit
+     where duly_lane.name = (select lane from job)
+       and rate_count is not null and (permit ->> 0)::bigint > now - rate_ms - 250
+     group by 1
+),
+-- Who stands first in the order of the lane, whatever it waits for.
+head as materialized (
+    select id, state, due_at, worker
+      from duly.duly_job
+     where lane = (select lane from job) and seq is not null
+     order by seq
+     limit 1
+)
 select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at, job.attempt, job.max_attempts, job.worker,
-       job.lease_until, job.reason, job.error, job.suspect, job.parked_version, now as now,
+       job.lease_until, job.reason, job.error, job.suspect, job.parked_version, now,
        queue_gate.paused_by as queue_paused_by, queue_gate.paused_why as queue_paused_why,
        queue_gate.paused_at as queue_paused_at, queue_gate.paused_until as queue_paused_until,
        task_gate.paused_by as task_paused_by, task_gate.paused_why as task_paused_why,
@@ -110,7 +148,7 @@ select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at,
            and tasks::jsonb ? job.task
            and queues::jsonb ? job.queue) as knowing_workers,
        (select count(*) from duly.duly_worker where seen_at > now - 3 * beat_ms) as living_workers,
-       (select count(*) from (
+       least(10001, (select count(*) from (
         select 1 from duly.duly_job as ahead
          where ahead.state = 'ready' and ahead.lane is null and ahead.queue = job.queue and job.state = 'ready'
            and job.lane is null
@@ -121,16 +159,48 @@ select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at,
          where ahead.state = 'ready' and ahead.lane is null and ahead.queue = job.queue and job.state = 'ready'
            and job.lane is null
            and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
-         limit 10001) as earlier) as ahead, job.cancel_requested_at,
-       told.ageing_ms, told.retry_share
-  from (select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
-               suspect, parked_version, priority, cancel_requested_at, lane
-          from duly.duly_job where id = :id::uuid
-         union all
-        select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, null, reason, error, false, null,
-               priority, cancel_requested_at, lane
-          from duly.duly_done where id = :id::uuid) as job
- cross join (select :now as now offset 0) as clock
+         limit 10001) as earlier)
+       + (select count(*) from (
+        select 1 from duly.duly_job as ahead
+         where ahead.state = 'ready' and ahead.lane = job.lane and ahead.queue = job.queue and ahead.task = job.task
+           and job.seq is null and job.state in ('scheduled', 'ready')
+           and ahead.suspect = job.suspect and ahead.priority > job.priority
+         limit 10001) as higher)
+       + (select count(*) from (
+        select 1 from duly.duly_job as ahead
+         where ahead.state = 'ready' and ahead.lane = job.lane and ahead.queue = job.queue and ahead.task = job.task
+           and job.seq is null and job.state in ('scheduled', 'ready')
+           and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
+         limit 10001) as earlier)
+       + (select count(*) from (
+        select 1 from duly.duly_job as ahead
+         where ahead.lane = job.lane and ahead.seq is not null and ahead.seq < job.seq
+           and job.state in ('scheduled', 'ready', 'waiting')
+         limit 10001) as before)) as ahead, job.cancel_requested_at,
+       job.lane, job.seq, limits.cap, limits.cap_set_by, limits.cap_set_why,
+       limits.rate_count, limits.rate_ms, limits.rate_set_by, limits.rate_set_why,
+       (select count(*) from duly.duly_job as other where other.lane = job.lane and other.token is not null) as running,
+       (select coalesce(json_agg(json_build_object('id', id, 'worker', worker))::text, '[]')
+          from (select id, worker from duly.duly_job as other
+                 where other.lane = job.lane and other.token is not null
+                 order by id
+                 limit 5) as held) as holders,
+       (select coalesce(sum(jobs), 0)::bigint from permit) as permits,
+       -- When enough of them count no more.
+       (select min(at) + limits.rate_ms + 250
+          from (select at, sum(jobs) over (order by at desc) - jobs as later, sum(jobs) over () as permitted
+                  from permit) as counted
+         where later < limits.rate_count and permitted >= limits.rate_count) as permit_at,
+       head.id::text as head_id, head.state as head_state, head.due_at as head_due_at, head.worker as head_worker,
+       (select id::text from duly.duly_done as dead
+         where dead.lane = job.lane and dead.state = 'dead' and dead.ordering_dead = 'block'
+           and dead.replayed_as is null and dead.resolved_at is null and dead.seq < job.seq
+         order by dead.seq
+         limit 1) as blocked_by, told.ageing_ms, told.retry_share
+  from job
+ cross join clock
+  left join limits on true
+  left join head on true
   left join duly.duly_queue as told on told.kind = 'queue' and told.name = job.queue
   left join duly.duly_queue as queue_gate
     on queue_gate.kind = 'queue' and queue_gate.name = job.queue and queue_gate.paused_at is not null
