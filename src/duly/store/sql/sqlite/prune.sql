@@ -78,7 +78,7 @@ returning id;
 delete from duly_lane
  where name in (
        select name from duly_lane
-        where used_at <= :now - 3600000 - coalesce(
+        where used_at <= :now - 3600000 and used_at <= :now - 3600000 - coalesce(
               (select max(coalesce(set_rate_ms, 0), coalesce(rate_ms, 0)) from duly_queue
                 where kind = 'task' and duly_queue.name = duly_lane.task), 0)
           and not exists (select 1 from duly_job where duly_job.lane = duly_lane.name and seq is not null)
@@ -127,7 +127,7 @@ select min((select count(*) from due where not is_whole), :enough) as results,
          limit :enough)) as workers,
        (select count(*) from (
         select 1 from duly_lane
-         where used_at <= :now - 3600000 - coalesce(
+         where used_at <= :now - 3600000 and used_at <= :now - 3600000 - coalesce(
                (select max(coalesce(set_rate_ms, 0), coalesce(rate_ms, 0)) from duly_queue
                  where kind = 'task' and duly_queue.name = duly_lane.task), 0)
            and not exists (select 1 from duly_job where duly_job.lane = duly_lane.name and seq is not null)
