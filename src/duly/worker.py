@@ -374,8 +374,9 @@ class Worker:
             self.app.events.attempted(lease, change, verdict, now)
             if change.state is State.SCHEDULED:
                 self._due_known = False
-        if any(change.state in LIVE_AGAIN for _, change in ended):
-            self._exhausted.clear()  # what was given back, or put off for no time, may be claimed again
+        if any(change.state in LIVE_AGAIN or lease.job.lane is not None for lease, change in ended):
+            # What was given back, or put off for no time, may be claimed again, and what waited behind it in its lane.
+            self._exhausted.clear()
             self._came_back += 1
         self._vacant.set()
 
@@ -444,7 +445,7 @@ class Worker:
     async def _take(self, queue: str, limit: int, tasks: Iterable[str]) -> int:
         if limit <= 0:
             return 0
-        came_back = self._came_back
+        came_back, self.lanes.unseen = self._came_back, False
         leases = await self.claim(queue, limit, tasks)
         if tasks is self.app.tasks:
             self._note_reached(queue, leases)
@@ -468,7 +469,7 @@ class Worker:
         """Take jobs on lease; for a child's, its death is seen here, and ours is not its fault."""
         holder = f"{self.id}{ops.CHILD}" if child else self.id
         leases: list[Lease] = []
-        for way in self.lanes.ways(queue, self._claim_plain):
+        for way in self.lanes.ways(queue, self._claim_plain, (tasks is self.app.tasks, alone)):
             if len(leases) < limit:
                 leases += self._hold(await way(queue, limit - len(leases), list(tasks), holder, alone))
         return leases

@@ -8,7 +8,8 @@
 
 -- name: promote_lanes
 -- Within a lane the order is exact, so what is due stands among the ready ones before anything is chosen. The lock of
--- the token is for `await_claim`.
+-- the token is for `await_claim`; it is asked for outermost, because a plan need not come to it where it finds no row.
+-- Answers nothing.
 with clock as materialized (select :now as now, pg_try_advisory_xact_lock(:token::bigint) as held),
 due as materialized (
     select id from duly.duly_job
@@ -16,20 +17,30 @@ due as materialized (
      order by due_at, id
      limit 1000
        for update skip locked
+),
+promoted as (
+    update duly.duly_job
+       set state = 'ready'
+     where id = any (array(select id from due))
 )
-update duly.duly_job
-   set state = 'ready'
- where id = any (array(select id from due));
+select held from clock where held is null;
 
 -- name: hold_lanes
 -- Of tasks without an order the lanes are waited for: only claims lock them, and not for long. Whoever enqueues in an
--- order locks its lane until it commits: that one is left alone, and the commit wakes somebody. Permits of a later hour
--- were written before the clock stepped back: they count from now on, or nothing would run for that hour.
+-- order locks its lane until it commits: that one is left alone, and the commit wakes somebody. A lane that keeps an order
+-- and was never made has jobs of older code. Permits of a later hour were written before the clock stepped back: they
+-- count from now on, or nothing would run for that hour.
 with recursive clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
 asked as materialized (
     select task as asked_task, after
       from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
-     where not ordered
+     where not ordered and task not in (select name from gate where kind = 'task')
+       and not exists (select 1 from gate where kind = 'queue' and name = :queue)
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
     select asked_task, begins, begins, 1
@@ -66,10 +77,17 @@ select distinct walk_lane, walk_task, :token::bigint, now
        permits = case when duly_lane.permits = '[]' then duly_lane.permits
                  else (select json_agg(json_build_array(least((permit ->> 0)::bigint, excluded.used_at), permit -> 1))::text
                          from json_array_elements(duly_lane.permits::json) as permit) end;
-with recursive asked as materialized (
+with recursive clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
+asked as materialized (
     select task as asked_task, after
       from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
-     where ordered
+     where ordered and task not in (select name from gate where kind = 'task')
+       and not exists (select 1 from gate where kind = 'queue' and name = :queue)
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
     select asked_task, begins, begins, 1
@@ -103,15 +121,24 @@ free as materialized (
      where name = any (array(select walk_lane from walk))
      order by name
        for update skip locked
+),
+made as (
+    insert into duly.duly_lane (name, task, held_by, used_at)
+    select distinct walk_lane, walk_task, :token::bigint, now
+      from walk, clock
+     where not exists (select 1 from duly.duly_lane where name = walk_lane)
+     order by walk_lane
+        on conflict (name) do nothing
 )
 update duly.duly_lane
    set held_by = :token::bigint
  where name = any (array(select name from free));
 
 -- name: claim_lanes
--- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one. In a lane that
+-- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the
+-- tasks. In a lane that
 -- keeps an order only the first of all its jobs is looked at, whatever it waits for, and none while a dead one blocks.
-with recursive clock as materialized (select :now as now),
+with recursive clock as materialized (select :now as now, pg_try_advisory_xact_lock(:token::bigint) as held),
 gate as materialized (
     select name, kind
       from duly.duly_queue, clock
@@ -120,7 +147,7 @@ gate as materialized (
 asked as materialized (
     select task as asked_task, after
       from json_to_recordset(:walks::json) as asked (task text, after text)
-     where task not in (select name from gate where kind = 'task')
+     where (select held from clock) and task not in (select name from gate where kind = 'task')
        and not exists (select 1 from gate where kind = 'queue' and name = :queue)
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
@@ -170,7 +197,7 @@ free as materialized (
      where head is null or running = 0
 ),
 picked as materialized (
-    select job.id, job.rank, place
+    select job.id, job.rank, place, walk_task
       from free
      cross join lateral (
            select id, row_number() over (order by priority desc, due_at, id) as rank
@@ -183,7 +210,7 @@ picked as materialized (
                     limit room) as best) as job
      where head is null and room > 0
      union all
-    select duly_job.id, 1, place
+    select duly_job.id, 1, place, walk_task
       from free
       join duly.duly_job on duly_job.id = head
      where room > 0 and state = 'ready' and queue = :queue and suspect = :alone::boolean
@@ -194,7 +221,7 @@ picked as materialized (
               and replayed_as is null and resolved_at is null and duly_done.seq < duly_job.seq)
 ),
 chosen as materialized (
-    select id from picked order by rank, place limit :limit::int
+    select id from picked order by rank, place, walk_task collate "C" <= :turn, walk_task limit :limit::int
 ),
 locked as materialized (
     select id
@@ -237,9 +264,17 @@ select id::text, token, task, queue, priority, payload, envelope, key, attempt, 
 
 -- name: walked_lanes
 -- The last lane that a claim looks at, for each task that it does not go all the way round for, perhaps.
-with recursive asked as materialized (
+with recursive clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
+asked as materialized (
     select task as asked_task, after
       from json_to_recordset(:walks::json) as asked (task text, after text)
+     where task not in (select name from gate where kind = 'task')
+       and not exists (select 1 from gate where kind = 'queue' and name = :queue)
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
     select asked_task, begins, begins, 1
