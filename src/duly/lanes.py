@@ -62,6 +62,10 @@ class Lanes:
         limits = await self._worker.driver.arun(store.limits())
         self._rated = frozenset(limit.task for limit in limits if limit.is_rated).intersection(self._worker.app.tasks)
 
+    def is_rated(self, task: str) -> bool:
+        """Whether a rate holds for a task, so that to claim one of its jobs costs a permit."""
+        return task in self._rated
+
     async def next_permit(self, queue: str) -> int | None:
         """Read in how many milliseconds something may begin that only a rate holds up."""
         if not self._rated.intersection(self._of(queue)):

@@ -12,7 +12,7 @@ import pytest
 from duly import Duly, lanes
 from duly.store import lanes as store_lanes
 from duly.tick import Ticker
-from tests.engine.conftest import work, work_until
+from tests.engine.conftest import Outside, work, work_until
 
 
 def test_b06_who_drains_runs_all_of_a_capped_lane(app: Duly) -> None:
@@ -115,3 +115,16 @@ def test_b06_a_worker_rests_before_more_full_lanes_than_it_looks_at(app: Duly, m
     work_until(app, lambda: time.monotonic() - began > 1)
     assert sorted(n % 30 for n in ran) == list(range(30))
     assert len(asked) < 100
+
+
+def test_b07_a_suspect_runs_alone_on_the_one_permit_that_it_gets(app: Duly, outside: Outside) -> None:
+    ran = []
+
+    @app.task(rate="1/h")
+    async def one(n: int) -> None:
+        ran.append(n)
+
+    one.enqueue(1)
+    outside.query("update duly_job set suspect = ?", outside.kind == "postgres" or 1)
+    work(app)
+    assert ran == [1]
