@@ -332,6 +332,8 @@ class Suspects:
             return False
         if in_child:
             await self._end(lease, await self._in_child(lease))
+        elif self._worker.lanes.is_rated(lease.job.task):
+            await self._empty_for(queue, lease)  # given back, it would wait for its next permit, and again
         else:
             # While it waits here, whatever else kills this process would count against it: it waits in the queue.
             await self._end(lease, Released())
@@ -367,13 +369,13 @@ class Suspects:
         finally:
             watching.cancel()
 
-    async def _empty_for(self, queue: str) -> None:
-        """Have the worker emptied, then run the next suspect in it."""
+    async def _empty_for(self, queue: str, lease: Lease | None = None) -> None:
+        """Have the worker emptied, then run a suspect in it: the one that is held, or the next."""
         worker = self._worker
         worker.emptying = True
         try:
             await worker.emptied()
-            lease = await self._claim(queue, child=False)
+            lease = lease or await self._claim(queue, child=False)
             if lease is not None:
                 self._here = False
                 outcome = await self._in_emptied(lease)

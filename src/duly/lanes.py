@@ -1,14 +1,15 @@
 """How a worker claims from lanes: it goes round them, so that nobody waits for the million jobs of another.
 
 Of each task that has lanes the worker remembers which one it served last and begins behind it. A claim looks at a few
-lanes only; where they have no room it looks at more, until it has gone all the way round. Jobs with and without a lane
-take turns in coming first. What is limited by a rate is claimed only for slots that are free: what waited here would
-begin later than its permit says.
+lanes only; where they have no room it looks at more, until it has gone all the way round or very far. Tasks take turns
+in coming first, and so do jobs with and without a lane. What is limited by a rate is claimed only for slots that are
+free: what waited here would begin later than its permit says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from duly import keys
@@ -23,6 +24,7 @@ FEWEST = 20  # lanes that a claim looks at
 FURTHER = 4  # times as many, where those had no room
 MOST = 10_000
 JOBS_A_LANE = 4  # which a claim of many jobs may take of each
+SHARE = 10  # times as long as a long way took that was for nothing, there is none
 
 Way: TypeAlias = Callable[[str, int, Collection[str], str, bool], Awaitable[list[Claimed]]]
 
@@ -42,8 +44,10 @@ class Lanes:
         }
         self._rated = frozenset(name for name, one in definitions.items() if one.rate is not None)
         self._after: dict[tuple[str, str], str] = {}
-        self._lanes_first: set[str] = set()
-        self.unseen = False  # whether the last claim left lanes that it has not looked at
+        self._turn: dict[str, str] = {}  # the task of each queue that was served last
+        self._first: dict[object, bool] = {}
+        self._far_at: dict[tuple[str, bool], float] = {}
+        self.unseen = False  # whether a claim left lanes that it has not looked at
 
     async def declare(self) -> None:
         """Write down what the code says of its tasks."""
@@ -58,20 +62,26 @@ class Lanes:
         limits = await self._worker.driver.arun(store.limits())
         self._rated = frozenset(limit.task for limit in limits if limit.is_rated).intersection(self._worker.app.tasks)
 
+    def is_rated(self, task: str) -> bool:
+        """Whether a rate holds for a task, so that to claim one of its jobs costs a permit."""
+        return task in self._rated
+
     async def next_permit(self, queue: str) -> int | None:
         """Read in how many milliseconds something may begin that only a rate holds up."""
         if not self._rated.intersection(self._of(queue)):
             return None
         return await self._worker.surely(store.next_permit(queue, self._rated))
 
-    def ways(self, queue: str, plain: Way, *, alone: bool) -> tuple[Way, ...]:
-        """Give the ways to claim from a queue, each first in its turn."""
-        self.unseen = False
+    def ways(self, queue: str, plain: Way, kind: tuple[bool, bool]) -> Iterator[Way]:
+        """Give the ways to claim from a queue, each first in its turn. Each kind of claim has turns of its own."""
         if not self._of(queue):
-            return (plain,)
-        if not alone:
-            self._lanes_first ^= {queue}
-        return (self._claim, plain) if queue in self._lanes_first else (plain, self._claim)
+            return iter((plain,))
+        return iter((self._claim, plain) if self._is_first(queue, kind) else (plain, self._claim))
+
+    def _is_first(self, *who: object) -> bool:
+        """Say every other time it is asked that it is their turn."""
+        self._first[who] = not self._first.get(who, False)
+        return self._first[who]
 
     def _of(self, queue: str) -> frozenset[str]:
         return self._in_code | self._found.get(queue, frozenset())
@@ -79,9 +89,14 @@ class Lanes:
     async def _claim(self, queue: str, limit: int, tasks: Collection[str], holder: str, alone: bool) -> list[Claimed]:
         """Take jobs on lease from lanes, those with a rate only for slots that are free."""
         laned = self._of(queue).intersection(tasks)
-        jobs = await self._go_round(queue, laned - self._rated, limit, holder, alone)
         free = limit if alone else min(limit, self._worker.idle_slots)
-        return jobs + await self._go_round(queue, laned & self._rated, free - len(jobs), holder, alone)
+        groups = [(laned - self._rated, limit), (laned & self._rated, free)]
+        if self._is_first(queue, alone, "rated"):
+            groups.reverse()
+        jobs: list[Claimed] = []
+        for those, most in groups:
+            jobs += await self._go_round(queue, those, most - len(jobs), holder, alone)
+        return jobs
 
     async def _go_round(
         self, queue: str, tasks: Collection[str], limit: int, holder: str, alone: bool
@@ -89,11 +104,19 @@ class Lanes:
         if not tasks or limit <= 0:
             return []
         jobs: list[Claimed] = []
-        count = max(FEWEST, limit // JOBS_A_LANE)
+        count = fewest = max(FEWEST, limit // JOBS_A_LANE)
+        most, began = self._furthest(queue, alone), self._worker.clock()
         while True:
             walks = [Walk(task, self._after.get((queue, task), ""), task in self._ordered) for task in sorted(tasks)]
             op = store.claim(
-                queue, walks, limit=limit - len(jobs), lanes=count, token=keys.new_token(), worker=holder, alone=alone
+                queue,
+                walks,
+                turn=self._turn.get(queue, ""),
+                limit=limit - len(jobs),
+                lanes=count,
+                token=keys.new_token(),
+                worker=holder,
+                alone=alone,
             )
             taken = await self._worker.surely(op)
             self._served(queue, taken.jobs)
@@ -102,16 +125,33 @@ class Lanes:
             if not tasks or len(jobs) >= limit:
                 break
             if not taken.jobs:
-                if count >= MOST:
+                if count >= most:  # the next look begins behind them
                     self._after |= {(queue, task): lane for task, lane in taken.cut.items()}
+                    tasks = {}
                     break
-                count = min(count * FURTHER, MOST)
-        self.unseen = self.unseen or bool(tasks)
+                count = int(min(count * FURTHER, most))
+        if not jobs and count > fewest:  # a long way, for nothing
+            now = self._worker.clock()
+            self._far_at[queue, alone] = now + SHARE * (now - began)
+        self.unseen = self.unseen or (bool(tasks) and not alone)
         return jobs
 
+    def _furthest(self, queue: str, alone: bool) -> float:
+        """Say how many lanes to look at: few for a while where a long way was for nothing, which others wait for."""
+        if self._worker.draining:  # and goes when there is nothing more
+            return math.inf
+        return MOST if self._worker.clock() >= self._far_at.get((queue, alone), 0.0) else 0
+
     def _served(self, queue: str, jobs: Sequence[Claimed]) -> None:
-        """Note which lane of each task comes last on the way round, of those that were served."""
-        for task in {job.task for job in jobs}:
-            after = self._after.get((queue, task), "")
+        """Note which task, and which lane of each, comes last on the way round, of those that were served."""
+        tasks = {job.task for job in jobs}
+        for task in tasks:
             lanes = [job.lane or "" for job in jobs if job.task == task]
-            self._after[queue, task] = max(lanes, key=lambda lane: (lane <= after, lane))
+            self._after[queue, task] = _last(lanes, self._after.get((queue, task), ""))
+        if tasks:
+            self._turn[queue] = _last(tasks, self._turn.get(queue, ""))
+
+
+def _last(names: Iterable[str], after: str) -> str:
+    """Give the name that comes last on a way round that begins behind `after`."""
+    return max(names, key=lambda name: (name <= after, name))

@@ -447,7 +447,7 @@ class Worker:
     async def _take(self, queue: str, limit: int, tasks: Iterable[str]) -> int:
         if limit <= 0:
             return 0
-        came_back = self._came_back
+        came_back, self.lanes.unseen = self._came_back, False
         leases = await self.claim(queue, limit, tasks)
         if tasks is self.app.tasks:
             self._note_reached(queue, leases)
@@ -471,10 +471,9 @@ class Worker:
         """Take jobs on lease; for a child's, its death is seen here, and ours is not its fault."""
         holder = f"{self.id}{ops.CHILD}" if child else self.id
         leases: list[Lease] = []
-        for way in self.lanes.ways(queue, self._claim_plain, alone=alone):
-            leases += self._hold(await way(queue, limit - len(leases), list(tasks), holder, alone))
-            if len(leases) >= limit:
-                break
+        for way in self.lanes.ways(queue, self._claim_plain, (tasks is self.app.tasks, alone)):
+            if len(leases) < limit:
+                leases += self._hold(await way(queue, limit - len(leases), list(tasks), holder, alone))
         return leases
 
     async def _claim_plain(

@@ -39,12 +39,14 @@ def claim(
     lanes: int,
     token: int,
     worker: str,
+    turn: str = "",
     alone: bool = False,
     now: int | None = None,
 ) -> Op[Taken]:
     """Lease up to `limit` due jobs of the next `lanes` lanes of each task, within the room that each lane has.
 
-    A lost answer is asked for by the token, and takes nothing new. `alone` takes suspects, which nothing else does.
+    Where not all tasks get one, those behind `turn` do, which is the one that was served last. A lost answer is asked
+    for by the token, and takes nothing new. `alone` takes suspects, which nothing else does.
     """
     walks = list(walks)
     params = {
@@ -52,6 +54,7 @@ def claim(
         "walks": ops.json_text([walk._asdict() for walk in walks]),
         "lanes": lanes,
         "limit": limit,
+        "turn": turn,
         "token": token,
         "worker": worker,
         "alone": alone,

@@ -8,7 +8,8 @@
 
 -- name: promote_lanes
 -- Within a lane the order is exact, so what is due stands among the ready ones before anything is chosen. The lock of
--- the token is for `await_claim`.
+-- the token is for `await_claim`; it is asked for outermost, because a plan need not come to it where it finds no row.
+-- Answers nothing.
 with clock as materialized (select :now as now, pg_try_advisory_xact_lock(:token::bigint) as held),
 due as materialized (
     select id from duly.duly_job
@@ -16,19 +17,28 @@ due as materialized (
      order by due_at, id
      limit 1000
        for update skip locked
+),
+promoted as (
+    update duly.duly_job
+       set state = 'ready'
+     where id = any (array(select id from due))
 )
-update duly.duly_job
-   set state = 'ready'
- where id = any (array(select id from due));
+select held from clock where held is null;
 
 -- name: hold_lanes
 -- Of tasks without an order. Their lanes are waited for: only claims lock them, and not for long. Permits of a later hour
 -- were written before the clock stepped back: they count from now on, or nothing would run for that hour.
 with recursive clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
 asked as materialized (
     select task as asked_task, after
       from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
-     where not ordered
+     where not ordered and task not in (select name from gate where kind = 'task')
+       and not exists (select 1 from gate where kind = 'queue' and name = :queue)
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
     select asked_task, begins, begins, 1
@@ -69,10 +79,17 @@ select distinct walk_lane, walk_task, :token::bigint, now
 -- name: hold_ordered
 -- Whoever enqueues in an order locks its lane until it commits: that one is left alone, and the commit wakes somebody.
 -- Jobs that were enqueued before their task had an order may be in a lane that is not there yet.
-with recursive asked as materialized (
+with recursive clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
+asked as materialized (
     select task as asked_task, after
       from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
-     where ordered
+     where ordered and task not in (select name from gate where kind = 'task')
+       and not exists (select 1 from gate where kind = 'queue' and name = :queue)
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
     select asked_task, begins, begins, 1
@@ -101,15 +118,22 @@ walk (walk_task, walk_lane, first_lane, place) as (
      where place < :lanes::int and (place = 1 or walk_lane <> first_lane)
 )
 insert into duly.duly_lane (name, task, used_at)
-select distinct walk_lane, walk_task, :now
-  from walk
+select distinct walk_lane, walk_task, now
+  from walk, clock
  where (select name from duly.duly_lane where name = walk_lane) is null
  order by walk_lane
     on conflict (name) do nothing;
-with recursive asked as materialized (
+with recursive clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
+asked as materialized (
     select task as asked_task, after
       from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
-     where ordered
+     where ordered and task not in (select name from gate where kind = 'task')
+       and not exists (select 1 from gate where kind = 'queue' and name = :queue)
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
     select asked_task, begins, begins, 1
@@ -149,13 +173,14 @@ update duly.duly_lane
        permits = case when permits = '[]' then permits
                  else (select json_agg(json_build_array(least((permit ->> 0)::bigint, now), permit -> 1))::text
                          from json_array_elements(permits::json) as permit) end
-  from (select :now as now offset 0) as clock
+  from clock
  where name = any (array(select name from free));
 
 -- name: claim_lanes
--- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one. In a lane that
--- keeps an order only the first of all its jobs is looked at, whatever it waits for, and none while a dead one blocks.
-with recursive clock as materialized (select :now as now),
+-- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the
+-- tasks. In a lane that keeps an order only the first of all its jobs is looked at, whatever it waits for, and none while
+-- a dead one blocks.
+with recursive clock as materialized (select :now as now, pg_try_advisory_xact_lock(:token::bigint) as held),
 gate as materialized (
     select name, kind
       from duly.duly_queue, clock
@@ -164,7 +189,7 @@ gate as materialized (
 asked as materialized (
     select task as asked_task, after
       from json_to_recordset(:walks::json) as asked (task text, after text)
-     where task not in (select name from gate where kind = 'task')
+     where (select held from clock) and task not in (select name from gate where kind = 'task')
        and not exists (select 1 from gate where kind = 'queue' and name = :queue)
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
@@ -214,7 +239,7 @@ free as materialized (
      where head is null or running = 0
 ),
 picked as materialized (
-    select job.id, job.rank, place
+    select job.id, job.rank, place, walk_task
       from free
      cross join lateral (
            select id, row_number() over (order by priority desc, due_at, id) as rank
@@ -227,7 +252,7 @@ picked as materialized (
                     limit room) as best) as job
      where head is null and room > 0
      union all
-    select duly_job.id, 1, place
+    select duly_job.id, 1, place, walk_task
       from free
       join duly.duly_job on duly_job.id = head
      where room > 0 and state = 'ready' and queue = :queue and suspect = :alone::boolean
@@ -238,7 +263,7 @@ picked as materialized (
              limit 1) is null
 ),
 chosen as materialized (
-    select id from picked order by rank, place limit :limit::int
+    select id from picked order by rank, place, walk_task collate "C" <= :turn, walk_task limit :limit::int
 ),
 locked as materialized (
     select id
@@ -281,9 +306,17 @@ select id::text, token, task, queue, priority, payload, envelope, key, attempt, 
 
 -- name: walked_lanes
 -- The last lane that a claim looks at, for each task that it does not go all the way round for, perhaps.
-with recursive asked as materialized (
+with recursive clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
+asked as materialized (
     select task as asked_task, after
       from json_to_recordset(:walks::json) as asked (task text, after text)
+     where task not in (select name from gate where kind = 'task')
+       and not exists (select 1 from gate where kind = 'queue' and name = :queue)
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
     select asked_task, begins, begins, 1

@@ -92,7 +92,7 @@ rested as materialized (
     select name
       from duly.duly_lane
      cross join clock
-     where used_at <= now - 3600000 and used_at <= now - 3600000 - coalesce(
+     where used_at <= (select now from clock) - 3600000 and used_at <= now - 3600000 - coalesce(
            (select greatest(set_rate_ms, rate_ms) from duly.duly_queue
              where kind = 'task' and duly_queue.name = duly_lane.task), 0)
        and not exists (select 1 from duly.duly_job where duly_job.lane = duly_lane.name and seq is not null)

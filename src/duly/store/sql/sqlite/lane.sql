@@ -6,14 +6,17 @@
 -- changes between counting and claiming; PostgreSQL locks the lanes for that.
 
 -- name: promote_lanes
--- Within a lane the order is exact, so what is due stands among the ready ones before anything is chosen.
+-- Within a lane the order is exact, so what is due stands among the ready ones before anything is chosen. Answers nothing:
+-- only PostgreSQL locks the token.
 update duly_job
    set state = 'ready'
  where id in (
        select id from duly_job
-        where state = 'scheduled' and lane is not null and queue = :queue and due_at <= :now and :token > 0
+        where state = 'scheduled' and lane is not null and queue = :queue and due_at <= :now
         order by due_at, id
         limit 1000);
+select :token as held
+ where false;
 
 -- name: hold_lanes
 -- Only a rate has something to remember. Permits of a later hour were written before the clock stepped back: they count
@@ -23,6 +26,11 @@ with recursive rated as materialized (
       from json_each(:walks)
      cross join duly_queue on kind = 'task' and name = value ->> 'task'
      where coalesce(set_rate_count, rate_count) > 0
+       and (paused_at is null or paused_until <= :now)
+       and not exists (
+           select 1 from duly_queue as gate
+            where gate.kind = 'queue' and gate.name = :queue and gate.paused_at is not null
+              and (gate.paused_until is null or gate.paused_until > :now))
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
     select asked_task, begins, begins, 1
@@ -65,8 +73,9 @@ update duly_lane
  where name = :walks and coalesce(:queue, :lanes, :alone, :now) is null;
 
 -- name: claim_lanes
--- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one. In a lane that
--- keeps an order only the first of all its jobs is looked at, whatever it waits for, and none while a dead one blocks.
+-- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the
+-- tasks. In a lane that keeps an order only the first of all its jobs is looked at, whatever it waits for, and none while
+-- a dead one blocks.
 with recursive asked as materialized (
     select value ->> 'task' as asked_task, value ->> 'after' as after
       from json_each(:walks)
@@ -123,12 +132,12 @@ free as materialized (
       from looked
      where head is null or running = 0
 ),
--- A limit knows no lane, so it is the same for all: more than their shares, and fewer than all of a long one.
+-- A limit knows no lane, so it is the same for all: what one of them may have when each other one gets one.
 share as materialized (
-    select cast(max(8, 2 * :limit / max(count(*), 1)) as integer) as most from free where room > 0
+    select cast(max(1, min(max(room), :limit - count(*) + 1)) as integer) as most from free where head is null and room > 0
 ),
 picked as materialized (
-    select place, room,
+    select walk_task, place, room,
            (select json_group_array(id)
               from (select id from duly_job
                      where state = 'ready' and lane is not null and lane = walk_lane and queue = :queue
@@ -139,7 +148,7 @@ picked as materialized (
       from free
      where head is null and room > 0
      union all
-    select place, 1, json_array(id)
+    select walk_task, place, 1, json_array(id)
       from free
      cross join duly_job on id = head
      where room > 0 and state = 'ready' and queue = :queue and suspect = :alone
@@ -150,7 +159,7 @@ picked as materialized (
               and replayed_as is null and resolved_at is null and duly_done.seq < duly_job.seq)
 ),
 ranked as materialized (
-    select one.value as id, one.key as rank, place
+    select one.value as id, one.key as rank, place, walk_task
       from picked
      cross join json_each(ids) as one
      where one.key < room
@@ -158,7 +167,7 @@ ranked as materialized (
 update duly_job
    set state = 'running', attempt = attempt + 1, token = :token, worker = :worker,
        lease_until = :now + lease_ms, heartbeat_at = null, progress = null, progress_message = null, reason = null
- where id in (select id from ranked order by rank, place limit :limit);
+ where id in (select id from ranked order by rank, place, walk_task <= :turn, walk_task limit :limit);
 update duly_lane
    set used_at = :now,
        permits = (
@@ -186,6 +195,13 @@ select id, token, task, queue, priority, payload, envelope, key, attempt, max_at
 with recursive asked as materialized (
     select value ->> 'task' as asked_task, value ->> 'after' as after
       from json_each(:walks)
+     where value ->> 'task' not in (
+           select name from duly_queue
+            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+       and not exists (
+           select 1 from duly_queue
+            where kind = 'queue' and name = :queue and paused_at is not null
+              and (paused_until is null or paused_until > :now))
 ),
 walk (walk_task, walk_lane, first_lane, place) as (
     select asked_task, begins, begins, 1
