@@ -24,7 +24,8 @@ update duly.duly_job
 -- name: hold_lanes
 -- Of tasks without an order the lanes are waited for: only claims lock them, and not for long. Whoever enqueues in an
 -- order locks its lane until it commits: that one is left alone, and the commit wakes somebody. Permits of a later hour
--- were written before the clock stepped back: they count from now on, or nothing would run for that hour.
+-- were written before the clock stepped back: they count from now on, or nothing would run for that hour. `:now` and not
+-- `clock`, which was read before the lane was waited for: permits of that time would end too early.
 with recursive clock as materialized (select :now as now),
 asked as materialized (
     select task as asked_task, after
@@ -64,7 +65,7 @@ select distinct walk_lane, walk_task, :token::bigint, now
     on conflict (name) do update
    set held_by = excluded.held_by,
        permits = case when duly_lane.permits = '[]' then duly_lane.permits
-                 else (select json_agg(json_build_array(least((permit ->> 0)::bigint, excluded.used_at), permit -> 1))::text
+                 else (select json_agg(json_build_array(least((permit ->> 0)::bigint, :now), permit -> 1))::text
                          from json_array_elements(duly_lane.permits::json) as permit) end;
 with recursive asked as materialized (
     select task as asked_task, after
