@@ -19,7 +19,9 @@ import psycopg
 
 from duly.store.ops import Op
 from duly.store.postgres import PostgresDriver
-from tests.contract.stores import TABLES
+from tests.contract import stores
+
+TABLES = tuple(dict.fromkeys((*stores.TABLES, "duly_lane")))
 
 # Settings of the server: nothing of its own holds a lock, and who waits for each other is told soon.
 CALM = {"autovacuum": "off", "deadlock_timeout": "20ms", "synchronous_commit": "off", "jit": "off"}

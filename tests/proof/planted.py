@@ -11,7 +11,7 @@ import msgspec
 from duly.model import Enqueued, NewJob, Terms, Verdict
 from duly.pace import LATE_SECONDS
 from duly.schedule import Mode, next_after
-from duly.store import batches, ops, schedules
+from duly.store import batches, lanes, ops, schedules
 from duly.store.ops import Finish, Op
 from duly.store.schedules import Due, Firing, Run
 from duly.upkeep import fire, rescue
@@ -229,5 +229,71 @@ plant(
 )
 breaks.python("sim:callbacks_later", ops, "_finish", _callbacks_later)
 both("callback_from_rows", "nobody_left", "callbacks_later")
+
+# Lanes
+
+RUNNING = "where lane = walk_lane and token is not null) as running"
+LATER_HOUR = " where exists (select 1 from json_each(duly_lane.permits) where value ->> 0 > :now)"
+# What has lost its worker is counted no more before it is rescued, and its handler may still be at work.
+plant("cap_counts_leases", ("claim_lanes", RUNNING, RUNNING.replace("not null)", "not null and lease_until > :now)")))
+# A crash takes its place with it, as it does where places are counted up and down.
+plant(
+    "cap_leaks_on_a_crash", ("claim_lanes", RUNNING, RUNNING.replace("token is not null", "(token or last_token < 0)"))
+)
+
+
+def _count_first(*args: Any, **more: Any) -> Op[lanes.Taken]:
+    """Count what runs, and a moment later claim into the room that there was."""
+    whole = _claim_lanes(*args, **more)
+    count, claim = whole.sections[:3], whole.sections[3:]
+    rest = replace(whole, sections=("uncompiled", *claim))
+    nothing = lanes.Taken([], {})
+    return replace(whole, sections=count, read=lambda rows: nothing, again=None, follow=lambda answer: rest)
+
+
+_claim_lanes = lanes.claim
+COUNTED = "(select count(*) from duly_job where lane = walk_lane and token is not null)"
+plant(
+    "counted_beforehand",
+    ("hold_lanes", "where coalesce(set_rate_count, rate_count) > 0", "where true"),
+    ("hold_lanes", "select walk_lane, walk_task, :token, :now", f"select walk_lane, walk_task, {COUNTED}, :now"),
+    ("hold_lanes", "set permits =", "set held_by = excluded.held_by, permits ="),
+    ("hold_lanes", LATER_HOUR, ""),
+    (
+        "claim_lanes",
+        f"{COUNTED} as running",
+        f"coalesce((select held_by from duly_lane where name = walk_lane), {COUNTED}) as running",
+    ),
+)
+breaks.python("sim:claimed_a_moment_later", lanes, "claim", _count_first)
+both("cap_counted_before_the_claim", "counted_beforehand", "claimed_a_moment_later")
+
+plant(
+    "retrying_head_overtaken",
+    (
+        "claim_lanes",
+        "and seq is not null order by seq limit 1) as head",
+        "and seq is not null and state = 'ready'\n             order by seq limit 1) as head",
+    ),
+)
+plant("dead_head_ignored", ("claim_lanes", "and duly_done.ordering_dead = 'block'", "and false"))
+plant(
+    "place_handed_out_twice", ("hand_out", "set last_seq = last_seq + excluded.last_seq,", "set last_seq = last_seq,")
+)
+plant(
+    "asked_again_goes_to_the_end",
+    ("hand_out", "where seq is null and ordering_dead is not null\n group", "where ordering_dead is not null\n group"),
+    ("hand_out", "where seq is null and ordering_dead is not null) as", "where ordering_dead is not null) as"),
+)
+plant("permit_not_written", ("claim_lanes", "union all\n                   select :now, taken.n", ""))
+plant(
+    "permit_taken_for_a_look",
+    (
+        "hold_lanes",
+        "value ->> 1)) from json_each(duly_lane.permits))\n" + LATER_HOUR,
+        "value ->> 1))\n from (select value from json_each(duly_lane.permits) union all select json_array(:now, 1)))",
+    ),
+)
+plant("permits_of_a_later_hour", ("hold_lanes", LATER_HOUR, " where false"))
 
 PLANTED = sorted(name for name in BREAKS if name.startswith("sim:"))

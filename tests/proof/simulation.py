@@ -31,7 +31,9 @@ from duly.store import batches, ops, schedules
 from duly.store.batches import Added
 from duly.store.ops import Op, Replay, Rows
 from duly.tasks import Call
+from tests.proof import crowds
 from tests.proof.breaks import broken
+from tests.proof.crowds import Crowd, Crowds
 from tests.proof.fillings import CALLBACKS, Filling, Fillings, made_up
 from tests.proof.fires import FIRES, Fired, at_rate, unexplained
 from tests.proof.world import BEGINNING_MS, OFTEN, Database, Gate, Process, Stuck, VirtualLoop, copied, without_chance
@@ -103,6 +105,7 @@ class Scenario:
     schedules: tuple[Recurring, ...] = ()
     batches: tuple[Filling, ...] = ()
     seal_at: float | None = None  # when the batch is sealed that jobs of the plans go to; None: after the last of them
+    crowds: tuple[Crowd, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,10 @@ def scenario(seed: int) -> Scenario:
     # Too early for some of the plans, or so late that a handler which was paused for long may still add.
     early, late = several.uniform(0.5, ENQUEUED_S), several.uniform(ENQUEUED_S, 3 * ENQUEUED_S)
     seal_at = several.choice((None, early, late, late))
-    return Scenario(seed, workers, tuple(plans), ordered, _schedules(seed, ordered), made_up(several), seal_at)
+    recurring, filled = _schedules(seed, ordered), made_up(several)
+    if crowd := crowds.made_up(seed):  # which takes the time of two worlds by itself
+        return Scenario(seed, workers, tuple(plans), ordered, seal_at=seal_at, crowds=crowd)
+    return Scenario(seed, workers, tuple(plans), ordered, recurring, filled, seal_at)
 
 
 def _schedules(seed: int, faults: Sequence[Fault]) -> tuple[Recurring, ...]:
@@ -248,8 +254,11 @@ class Ledger:
 
 
 @functools.cache
-def template() -> Duly:
-    """Define the tasks, once for all worlds: their handlers find their world by the way they go to the database."""
+def template(crowded: tuple[str, ...] = ()) -> Duly:
+    """Define the tasks, once for all worlds: their handlers find their world by the way they go to the database.
+
+    Those with lanes are for worlds with jobs of them: who knows such a task looks for its lanes in every turn.
+    """
     app = Duly("in-memory.db", lease=LEASE_S, poll="1s", grace="2s")
     app._made_in = "__main__"  # no other process can import it: suspects run in the emptied worker
 
@@ -277,6 +286,9 @@ def template() -> Duly:
 
     for callback in CALLBACKS.values():
         app.task(name=callback, max_attempts=50)(_callback(callback))
+    for name in crowded:
+        terms = {"max_attempts": crowds.ATTEMPTS, "backoff": backoff.fixed(crowds.BACKOFF)}
+        app.task(name=name, **terms, **crowds.KINDS[name].options)(_one_of_a_crowd)
 
     assert app.settings.lease_ms == LEASE_S * 1000  # read here, and not by every copy
     return app
@@ -290,6 +302,10 @@ def _callback(which: str) -> Callable[[Ctx], Coroutine[Any, Any, None]]:
     return called
 
 
+async def _one_of_a_crowd(ctx: Ctx, crowd: int, place: int, key: str) -> None:
+    await _world(ctx).attend(ctx, crowd, place, _process(ctx))
+
+
 def _process(ctx: Ctx) -> Process:
     process: Process = ctx._lease.driver.process  # type: ignore[union-attr]
     return process
@@ -300,14 +316,17 @@ def _world(ctx: Ctx) -> Simulation:
     return world
 
 
-# What could happen now. A run that is queued behind one that was put off waits as long as that.
+# What could happen now. A run that is queued behind one that was put off waits as long as that, and so does whoever
+# stands in a line behind one.
 LEFT = """
 select 1
   from duly_job
- where due_at <= ?
+ where (due_at <= ?
     or state in ('ready', 'running')
     or (state = 'waiting' and coalesce(schedule, '') not in (
-        select schedule from duly_job where state = 'scheduled' and schedule is not null))
+        select schedule from duly_job where state = 'scheduled' and schedule is not null)))
+   and not (state = 'ready' and ordering_dead is not null and lane in (
+        select lane from duly_job where state = 'scheduled' and ordering_dead is not null))
 """
 
 
@@ -323,6 +342,8 @@ class Simulation:
         self.database.after = self._watch
         self.ledger = Ledger()
         self.fillings = Fillings(self.database.conn)
+        self.crowds = Crowds(self.database.conn)
+        self.template = template(tuple(sorted({one.task for one in scenario.crowds})))
         self.ids = Ids(clock=self._nanoseconds, randomness=self.chance.randbytes)
         self.processes: dict[int, Process] = {}
         self.started = 0
@@ -353,16 +374,18 @@ class Simulation:
         for place in range(self.scenario.workers):
             self._start(place)
         producer = Gate(self.database, self.chance)
-        app = copied(template(), producer, self.ids)
+        app = copied(self.template, producer, self.ids)
         if any(plan.batch for plan in self.scenario.plans):
             self.batch = (await _surely(producer, app.batch("b", **CALLBACKS)._opening)).id
         faults = [self.loop.create_task(self._cause(fault, producer)) for fault in self.scenario.faults]
+        caring = self.loop.create_task(self._make_way(producer)) if self.scenario.crowds else None
         await asyncio.gather(
             *(self._enqueue(plan, app, producer) for plan in self.scenario.plans),
             *(self._schedule(one, app) for one in self.scenario.schedules),
             *(self._fill(one) for one in self.scenario.batches),
             *(self._concern(one, app, producer) for one in self.scenario.batches),
             *([self._seal(producer)] if self.scenario.seal_at else []),
+            *(self._arrive(one, app, producer) for one in self.scenario.crowds),
         )
         await self._seal(producer)
         while not all(fault.done() for fault in faults) and self._live_jobs():
@@ -371,6 +394,8 @@ class Simulation:
         if self.scenario.schedules:
             await self._stop_schedules(producer)
         await self._settled()
+        if caring is not None:
+            caring.cancel()
 
     async def _schedule(self, one: Recurring, app: Duly) -> None:
         """Define a schedule, and do with it what a person does."""
@@ -418,7 +443,7 @@ class Simulation:
 
     async def _produce(self, one: Filling) -> None:
         """Fill a batch; under a key, as often as it takes."""
-        app = copied(template(), Gate(self.database, self.chance), self.ids)
+        app = copied(self.template, Gate(self.database, self.chance), self.ids)
         task = app.tasks["part"].using(keep=None if one.keep else 0)
         calls = [task.call(place, how) for place, how in enumerate(one.hows)]
         while True:
@@ -452,6 +477,32 @@ class Simulation:
                 dead = await _surely(gate, ops.dead_list(batch_id=batch))
                 await _surely(gate, ops.replay([Replay(job.id, self.ids()) for job in dead], by="a person", why="so"))
 
+    async def _arrive(self, one: Crowd, app: Duly, gate: Gate) -> None:
+        """Enqueue the jobs of a crowd, and do with the first of them what a person does."""
+        await asyncio.sleep(one.at)
+        task = app.tasks[one.task].using(delay=one.delay)
+        jobs = [task._new_job((one.name, place, key), {}) for place, (key, _) in enumerate(one.jobs)]
+        self.crowds.offered |= {job.id: one for job in jobs}
+        op = ops.enqueue(task._terms(), jobs)
+        if one.lost:
+            await _surely(gate, op)
+            await asyncio.sleep(1.0)
+            op = op.again or op
+        self.crowds.acknowledged |= {added.id for added in await _surely(gate, op)}
+        if one.cancel_at is not None:
+            await asyncio.sleep(max(0.0, one.cancel_at - self.loop.now))
+            await _surely(gate, ops.cancel([jobs[0].id], by="a person"))
+
+    async def _make_way(self, gate: Gate) -> None:
+        """Replay or resolve the dead that hold up those behind them, as a person does."""
+        while True:
+            await asyncio.sleep(1.0)
+            for job, replays in self.crowds.in_the_way(self.loop.now, patience_s=1.0):
+                if replays or self.chance.random() < 0.5:
+                    await _surely(gate, ops.resolve([job], by="a person", why="never mind"))
+                else:
+                    await _surely(gate, ops.replay([Replay(job, self.ids())], by="a person", why="so"))
+
     def _live_jobs(self) -> bool:
         return self.database.conn.execute("select 1 from duly_job limit 1").fetchone() is not None
 
@@ -461,7 +512,7 @@ class Simulation:
             f"w{place}-{self.started}",
             self.database,
             self.chance,
-            template(),
+            self.template,
             self.ids,
             self,
             concurrency=self.chance.choice((1, 3)),
@@ -521,6 +572,25 @@ class Simulation:
         if process.gate.killed:
             raise asyncio.CancelledError("killed")
         self.fillings.parts[ctx.job_id].add(ctx._lease.job.token)  # type: ignore[union-attr]
+
+    async def attend(self, ctx: Ctx, crowd: int, place: int, process: Process) -> None:
+        """Do what one of a crowd does."""
+        one = next(one for one in self.scenario.crowds if one.name == crowd)
+        job, token = ctx.job_id, ctx._lease.job.token  # type: ignore[union-attr]
+        self.crowds.began(job, token, self.loop.now)
+        try:
+            await process.gate.passing(one.takes)
+            match one.jobs[place][1]:
+                case "flaky" if self.chance.random() < 0.5:
+                    raise ValueError("flaky")
+                case "bad":
+                    raise ValueError("always")
+                case "snoozing" if self.chance.random() < 0.5:
+                    raise Snooze("300ms")
+            self.crowds.returned[job].add(token)
+        finally:
+            if not process.gate.killed:
+                self.crowds.ended(job, token)
 
     async def _join(self, process: Process, batch_id: str, call: Call[Any]) -> None:
         """Add a job to the batch that the own one belongs to."""
@@ -630,6 +700,8 @@ class Simulation:
             case "step" | "nudge":
                 self.latest = max(self.latest, self.database.now)
                 self.database.clock_offset_ms += round(fault.value * 1000)
+                if fault.value > 0:
+                    self.crowds.jumped_at.append(self.loop.now)
                 self.furthest_ms = max(self.furthest_ms, self.database.clock_offset_ms)
             case "away":
                 self.database.away_until = self.loop.now + fault.value
@@ -652,7 +724,7 @@ class Simulation:
         for fault in faults:
             fault.cancel()
         await asyncio.gather(*faults, return_exceptions=True)
-        self.database.conn.execute("delete from duly_queue")
+        self.database.conn.execute("update duly_queue set paused_at = null")
         self.database.trouble = 0.0
         for place, process in list(self.processes.items()):
             if process.gate.killed or process.task.done() or process.worker.stopping:
@@ -661,6 +733,7 @@ class Simulation:
     async def _settled(self) -> None:
         """Wait until nothing is left that could happen now; then have the time come for what a wrong clock put off."""
         if await self._empty(LEFT):
+            self.crowds.jumped_at.append(self.loop.now)
             self.database.clock_offset_ms = self.furthest_ms
             await self._empty("select 1 from duly_job where ? > 0")
 
@@ -688,6 +761,10 @@ class Simulation:
                     self._watch_rescue(job)
             case "enqueue" if op.params.get("parent_token") is not None:
                 self._watch_birth(op.params)
+            case "enqueue" if self.scenario.crowds and op.params["task"] in crowds.KINDS:
+                self.crowds.came(json.loads(op.params["jobs"]), op.params["task"])
+            case "replay" if self.scenario.crowds:
+                self.crowds.came_back(json.loads(op.params["replays"]))
             case "define":
                 for made in json.loads(op.params["schedules"]):
                     self.ledger.first.setdefault(made["name"], made["next_at"])
@@ -711,6 +788,7 @@ class Simulation:
         self.ledger.claims[token] = self.loop.now
         if self.database.conn.execute("select 1 from duly_queue where paused_at is not null").fetchone():
             self.ledger.unjust.append(f"claimed while the queue is paused: {taken}")
+        self.crowds.taken([job for job, *_ in taken], self.loop.now)
         for job, due, expires, attempt in taken:
             self._extended(job, token)
             if due > latest:  # what was due once may be run, whatever the clock says since
@@ -722,6 +800,7 @@ class Simulation:
         """See that no lease is taken that stands, or was extended a moment ago."""
         sql = "select last_token from duly_job where id = :id union all select token from duly_done where id = :id"
         [token] = self.database.conn.execute(sql, {"id": job}).fetchone()
+        self.crowds.rescued(job, -token)
         # The negated token is the lease that was taken; once it is told, a repetition may name it again.
         extended = self.ledger.extended.pop((job, -token), None)
         if extended is None:
@@ -782,7 +861,7 @@ class Simulation:
         for one in self.scenario.schedules:
             wrong += self._judge_schedule(one)
         wrong += [f"refused, and it is there: {job}" for job in self.ledger.refused if job in known]
-        return wrong + self._judge_keys(done) + list(self.fillings.judge())
+        return wrong + self._judge_keys(done) + list(self.fillings.judge()) + list(self.crowds.judge())
 
     def _judge_one(self, job: str, row: Any) -> list[str]:
         _, _, state, attempt, most, crashes, result, token, reason, _ = row
@@ -879,7 +958,7 @@ select schedule, count(*) filter (where duly_job.reason is not :queued) as going
 
 
 # What neither adds nor ends anything.
-UNCOUNTED = OFTEN | {"extend", "progress", "pause", "resume", "define", "leave", "prune"}
+UNCOUNTED = OFTEN | {"extend", "progress", "pause", "resume", "define", "leave", "prune", "declare_limits"}
 
 
 def _following(one: Recurring, ended: Mapping[str, int]) -> Callable[[Fired], int | None]:
@@ -922,7 +1001,7 @@ def shortened(failing: Scenario) -> Scenario:
     before = None
     while failing != before:
         before = failing
-        for part in ("faults", "plans", "schedules", "batches"):
+        for part in ("faults", "plans", "schedules", "batches", "crowds"):
             for item in getattr(failing, part):
                 left = tuple(one for one in getattr(failing, part) if one is not item)
                 failing = _if_it_fails(replace(failing, **{part: left}), failing)
@@ -961,7 +1040,7 @@ def _tell(seed: int, *, shorten: bool) -> bool:
         print(seed, *wrong[:5], sep="\n  ")
     if wrong and shorten:
         shorter = shortened(scenario(seed))
-        parts = [*shorter.plans, *shorter.schedules, *shorter.batches, *shorter.faults]
+        parts = [*shorter.plans, *shorter.schedules, *shorter.batches, *shorter.crowds, *shorter.faults]
         parts += Simulation(shorter).run()[:5]
         print(f"  shorter, with {shorter.workers} workers:", *parts, sep="\n    ", flush=True)
     return bool(wrong)

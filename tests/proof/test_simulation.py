@@ -17,6 +17,7 @@ from duly.errors import AnswerLost, StoreUnavailable
 from duly.keys import Ids
 from duly.store.ops import Op, Rows
 from tests.proof.breaks import broken
+from tests.proof.crowds import KINDS, Crowd
 from tests.proof.fillings import Filling
 from tests.proof.planted import PLANTED
 from tests.proof.simulation import Fault, Plan, Recurring, Scenario, Simulation, judge, scenario, shortened, template
@@ -170,6 +171,34 @@ def test_the_judge_of_batches_sees_what_is_not_so():
 
 def test_enough_worlds_have_schedules():
     assert sum(bool(scenario(seed).schedules) for seed in range(200)) > 30
+
+
+def test_enough_worlds_have_crowds():
+    assert sum(bool(scenario(seed).crowds) for seed in range(200)) > 25
+
+
+@pytest.mark.parametrize("task", sorted(KINDS))
+def test_a_crowd_of_a_calm_world_is_served_as_its_task_promises(task: str):
+    jobs = tuple((key, how) for how in ("good", "snoozing", "good", "good") for key in "ab")
+    crowd = (Crowd(0, task, jobs, at=0.0, takes=0.1), Crowd(1, task, jobs, at=0.5, takes=0.0, lost=True))
+    world = Simulation(Scenario(seed=0, workers=3, plans=(), faults=(), crowds=crowd))
+    assert world.run() == []
+    assert len(world.crowds.returned) == 16
+
+
+def test_the_judge_of_crowds_sees_what_is_not_so():
+    jobs = (("a", "good"), ("a", "good"), ("a", "good"))
+    crowd = tuple(Crowd(name, task, jobs, at=0.0, takes=0.1) for name, task in enumerate(("few", "paced", "line")))
+    world = Simulation(Scenario(seed=0, workers=3, plans=(), faults=(), crowds=crowd))
+    assert world.run() == []
+    of = {task: [job for job, one in world.crowds.offered.items() if one.task == task] for task in KINDS}
+    for token, job in enumerate(of["few"]):
+        world.crowds.began(job, token, 0.0)
+    for job in of["paced"]:
+        world.crowds.taken([job], 100.0)
+    world.database.conn.execute("update duly_done set state = 'dead' where id = ?", of["line"][:1])
+    world.crowds.taken(of["line"][1:2], 100.0)
+    assert [wrong.split(": ")[0] for wrong in world.crowds.unjust] == ["few", "paced", "line:a"]
 
 
 def test_enough_worlds_have_batches():

@@ -34,7 +34,10 @@ from duly.tasks import Task
 
 BEGINNING_MS = 1_800_000_000_000
 # What idle workers ask again and again; the rest is met by trouble more often, because it comes so much less often.
-OFTEN = {"claim", "expirable", "expired_leases", "next_due", "next_fire", "park", "promote", "register", "wake"}
+OFTEN = {
+    "claim", "expirable", "expired_leases", "laned_tasks", "next_due", "next_fire", "next_permit", "park", "promote",
+    "register", "task_limits", "wake",
+}  # fmt: skip
 MOST_TURNS = 20_000  # at one moment: who takes more has nothing to wait for, and does not end
 
 

@@ -24,12 +24,14 @@ from duly.model import (
     Overlap,
     Sighting,
     State,
+    TaskLimits,
     Terms,
     Verdict,
 )
 from duly.steps import Steps
-from duly.store import batches, ops, schedules
+from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
+from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.postgres import bring_up_to_date
 from duly.store.schedules import Due
@@ -1496,6 +1498,68 @@ def _debounce_against_end(end: Callable[[Claimed], Op[Any]], *, behind: bool = F
         job = _running(store, behind=behind, **terms)
         return [[_debounce(2)], [end(job)]], lambda outcome: _pending(outcome, 2)
 
+
+# Lanes
+
+
+def _lanes(
+    store: PostgresStore, *keys: str, cap: int | None = None, rate: int | None = None, **terms: Any
+) -> list[str]:
+    """Enqueue a job into the lane of each key, under limits of their task; gives their ids."""
+    store.run(lanes.declare({"work": TaskLimits("work", cap, rate, rate and 60_000)}))
+    op = _into(*keys, **terms)
+    store.run(op)
+    return _ids(op)
+
+
+def _into(*keys: str, now: int | None = NOW, **terms: Any) -> Op[list[Enqueued]]:
+    jobs = [NewJob(new_id(), '{"n":1}', lane=f"work:{key}") for key in keys]
+    return ops.enqueue(Terms(task="work", **terms), jobs, now=now)
+
+
+def _ids(*made: Op[Any]) -> list[str]:
+    return [job["id"] for op in made for job in json.loads(op.params["jobs"])]
+
+
+def _go_round(
+    token: int, limit: int, *, ordered: bool = False, after: str = "", now: int | None = NOW, **more: Any
+) -> Op[lanes.Taken]:
+    walks = [Walk("work", after, ordered)]
+    return lanes.claim("default", walks, limit=limit, lanes=20, token=token, worker=f"w{token}", now=now, **more)
+
+
+def _taken(outcome: Outcome, *sessions: int) -> list[str]:
+    """Give what the last lane claims of some sessions took, and see that nobody else has it."""
+    return [job.id for session in sessions for job in outcome.answer(session).jobs]
+
+
+def _running(outcome: Outcome, key: str) -> list[str]:
+    return [row["id"] for row in outcome.rows("job", lane=f"work:{key}") if row["token"] is not None]
+
+
+def _at_most(outcome: Outcome, most: int, *keys: str) -> Iterator[str]:
+    for key in keys:
+        if len(_running(outcome, key)) > most:
+            yield f"{len(_running(outcome, key))} of {key} run, its cap is {most}"
+
+
+def _under_a_cap(limit: int, *claimers: dict[str, Any]) -> Prepare:
+    """Have a lane with five jobs, a cap of three and some who claim from it."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        _lanes(store, *"aaaaa", cap=3)
+        scripts = [[_go_round(1001 + number, limit, **more)] for number, more in enumerate(claimers)]
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            yield from _at_most(outcome, 3, "a")
+            taken = _taken(outcome, *range(len(claimers)))
+            if sorted(taken) != sorted(_running(outcome, "a")):
+                yield f"{len(taken)} were answered, and {len(_running(outcome, 'a'))} run"
+            if len(taken) != 3:
+                yield f"{len(taken)} of five were taken, and there was room for three"
+
+        return scripts, judge
+
     return prepare
 
 
@@ -1548,6 +1612,47 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
         if outcome.answer(0) != outcome.answer(1):
             yield "the repetition was answered otherwise"
 
+
+race("lane claim under a cap, 2 sessions")(_under_a_cap(3, {}, {}))
+race("lane claim under a cap, 3 sessions")(_under_a_cap(2, {}, {}, {}))
+
+
+@race("lane claim under a cap against one of suspects")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = _lanes(store, *"aa", cap=1)
+    store.query("update duly_job set suspect = true where id = ?", ids[0])
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 1, "a")
+        if len(_taken(outcome, 0, 1)) != 1:
+            yield f"{len(_taken(outcome, 0, 1))} were taken, and there was room for one"
+
+    return [[_go_round(1001, 1)], [_go_round(1002, 1, alone=True)]], judge
+
+
+@race("lane claim of two lanes from different ends")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _lanes(store, *"aabb", cap=1)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 1, "a", "b")
+        if len(_taken(outcome, 0, 1)) != 2:
+            yield f"{len(_taken(outcome, 0, 1))} were taken of two lanes that had room for one each"
+
+    return [[_go_round(1001, 2)], [_go_round(1002, 2, after="work:a")]], judge
+
+
+@race("lane claim against its repetition")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _lanes(store, *"aaa", cap=2)
+    op = _go_round(1001, 2)
+    assert op.again is not None
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        held = {row["id"] for row in outcome.rows("job", token=1001)}
+        if len(held) != 2 or set(_taken(outcome, 1)) not in (held, set()):
+            yield f"the token holds {len(held)} jobs, the repetition knows {len(_taken(outcome, 1))}"
+
     return [[op], [op.again]], judge
 
 
@@ -1578,6 +1683,25 @@ def _debounce_against_ending_what_waits(end: Callable[[str], Op[Any]], **terms: 
                 yield f"the job was ended with the payload {done['payload']}"
 
         return [[_debounce(1)], [end(job_id)]], judge
+
+
+def _room_made(end: Callable[[Claimed], Op[Any]], *, told: Callable[[Any], bool] = bool, **terms: Any) -> Prepare:
+    """Have the place in a lane become free while somebody claims from it."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        ids = _lanes(store, *"aa", cap=None if terms else 1, **terms)
+        ordered = bool(terms)
+        [job] = store.run(_go_round(1000, 1, ordered=ordered)).jobs
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            yield from _at_most(outcome, 1, "a")
+            taken, free = _taken(outcome, 0), told(outcome.answer(1))
+            if taken and (taken != ids[1:] or not free):
+                yield f"{taken} was taken, the place is free: {free}"
+            if outcome.before(1, 0) and free and not taken:
+                yield "a place was free, and nobody took it"
+
+        return [[_go_round(1001, 1, ordered=ordered, now=LATE)], [end(job)]], judge
 
     return prepare
 
@@ -1640,6 +1764,206 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
     return [[_debounce(1, key="a")], [_debounce(2, key="b")], [end]], judge
 
 
+race("lane claim against finish, success")(_room_made(lambda job: _finish(job, SUCCESS)))
+race("lane claim against finish, retry")(_room_made(lambda job: _finish(job, RETRY)))
+race("lane claim against rescue")(_room_made(_rescue))
+IN_ORDER: dict[str, Any] = {"ordering_dead": "block"}
+ON_AND_ON: dict[str, Any] = {"ordering_dead": "skip"}
+race("claim in order against finish, success")(_room_made(lambda job: _finish(job, SUCCESS), **IN_ORDER))
+race("claim in order against finish, dead, which is skipped")(_room_made(lambda job: _finish(job, DEAD), **ON_AND_ON))
+race("claim in order against finish, dead, which blocks")(
+    _room_made(lambda job: _finish(job, DEAD), told=lambda answer: False, **IN_ORDER)
+)
+race("claim in order against finish, retry")(
+    _room_made(lambda job: _finish(job, RETRY), told=lambda answer: False, **IN_ORDER)
+)
+race("claim in order against rescue")(_room_made(_rescue, told=lambda answer: False, **IN_ORDER))
+
+
+@race("lane claim against cancel")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = _lanes(store, *"aaa", cap=2)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 2, "a")
+        claimed = set(_taken(outcome, 0))
+        for job_id in ids[:2]:
+            told, state = outcome.answer(1).get(job_id), outcome.state(job_id)
+            if told != state or told != (State.RUNNING if job_id in claimed else State.CANCELLED):
+                yield f"cancel said {told}, the job is {state}, claimed: {job_id in claimed}"
+
+    return [[_go_round(1001, 2)], [ops.cancel(ids[1::-1], now=NOW)]], judge
+
+
+@race("lane claim against cancel of the first in order")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = _lanes(store, *"aa", **IN_ORDER)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 1, "a")
+        told = outcome.answer(1)[ids[0]]
+        for job_id in _taken(outcome, 0):
+            if job_id != ids[told is State.CANCELLED]:
+                yield f"cancel said {told}, and the one behind was claimed: {job_id == ids[1]}"
+
+    return [[_go_round(1001, 2, ordered=True)], [ops.cancel(ids[:1], now=NOW)]], judge
+
+
+@race("lane claim against promote")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _lanes(store, *"aaa", cap=2, delay_ms=1000)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 2, "a")
+        if sorted(_taken(outcome, 0)) != sorted(_running(outcome, "a")):
+            yield "what was taken is not what runs"
+
+    return [[_go_round(1001, 3, now=LATE)], [ops.promote("default", 2, now=LATE)]], judge
+
+
+@race("claim in order, 2 sessions")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = _lanes(store, *"abab", **IN_ORDER)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 1, "a", "b")
+        if not set(_taken(outcome, 0, 1)) <= set(ids[:2]):
+            yield "one was taken that is not the first of its lane"
+        # Who finds a lane locked leaves it alone; the other one has it then.
+        if len(_taken(outcome, 0, 1)) != 2:
+            yield f"{len(_taken(outcome, 0, 1))} were taken of two lanes"
+
+    claims = [_go_round(1001, 2, ordered=True), _go_round(1002, 2, ordered=True, after="work:a")]
+    return [[op] for op in claims], judge
+
+
+def _in_their_places(outcome: Outcome, made: Sequence[Op[Any]]) -> Iterator[str]:
+    """See that each has a place of its own, after all that were committed before it."""
+    [order] = [sorted(range(len(made)), key=lambda number: outcome.ended[number] or 0)]
+    for lane in {row["lane"] for row in outcome.rows("job")}:
+        placed = sorted(outcome.rows("job", lane=lane), key=lambda row: row["seq"] or 0)
+        came = [job for number in order for job in _ids(made[number])]
+        there = [row["id"] for row in placed if row["id"] in came]
+        if there != [job for job in came if job in there]:
+            yield f"{lane}: those who came first have {[row['seq'] for row in placed]}, in another order"
+        if len({row["seq"] for row in placed}) != len(placed) or None in [row["seq"] for row in placed]:
+            yield f"{lane}: the places {[row['seq'] for row in placed]} were handed out"
+        [kept] = outcome.rows("lane", name=lane)
+        if placed and kept["last_seq"] < max(row["seq"] or 0 for row in placed):
+            yield f"{lane}: {kept['last_seq']} was handed out last, and there are {[row['seq'] for row in placed]}"
+
+
+def _enqueuers(*chunks: str, before: str = "", **terms: Any) -> Prepare:
+    """Have some enqueue in order, each of them jobs of these keys in one commit."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        _lanes(store, *before, **IN_ORDER)
+        made = [_into(*chunk, **IN_ORDER, **terms) for chunk in chunks]
+        return [[op] for op in made], lambda outcome: _in_their_places(outcome, made)
+
+    return prepare
+
+
+race("enqueue in order against enqueue in order")(_enqueuers("aa", "a"))
+race("enqueue in order against enqueue in order, of a lane that is there")(_enqueuers("aa", "a", before="a"))
+race("enqueue in order, two lanes in different orders")(_enqueuers("ba", "ab"))
+race("enqueue in order, two lanes in different orders, 3 sessions")(_enqueuers("ba", "ab", "bb", before="ab"))
+
+
+@race("enqueue in order against its repetition")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    op = _into(*"aa", **IN_ORDER)
+    assert op.again is not None
+    return [[op], [op.again]], lambda outcome: _in_their_places(outcome, [op])
+
+
+@race("claim in order against enqueue in order")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = _lanes(store, "a", **IN_ORDER)
+    made = [_into(*chunk, **IN_ORDER) for chunk in ("ba", "ab")]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 1, "a", "b")
+        taken = _taken(outcome, 2)
+        first = [min(outcome.rows("job", lane="work:b"), key=lambda row: row["seq"])["id"]]
+        if not set(taken) <= {*ids, *first}:
+            yield "one was taken that is not the first of its lane"
+        if outcome.before(0, 2) and outcome.before(1, 2) and len(taken) != 2:
+            yield f"{len(taken)} were taken of two lanes that had room"
+        yield from _in_their_places(outcome, made)
+
+    return [*([op] for op in made), [_go_round(1001, 2, ordered=True)]], judge
+
+
+@race("claim in order against replay of what blocks")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _lanes(store, *"aa", **IN_ORDER)
+    [head] = store.run(_go_round(1000, 1, ordered=True)).jobs
+    store.kill(head)
+    again = Replay(head.id, new_id())
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 1, "a")
+        if set(_taken(outcome, 0)) - {again.new_id}:
+            yield "one was taken although the first of its lane is dead, or was and has not ended since"
+        if outcome.before(1, 0) and _taken(outcome, 0) != [again.new_id]:
+            yield f"the first of the lane was replayed, and {_taken(outcome, 0)} taken"
+
+    return [[_go_round(1001, 1, ordered=True)], [ops.replay([again], by="p", why="so", now=NOW)]], judge
+
+
+HOURS = 10 * 3_600_000
+
+
+@race("lane claim against prune of lanes")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _lanes(store, *"aaa", cap=2, rate=3)
+    store.run(_go_round(1000, 1))
+    scripts = [[_go_round(1001, 2, now=NOW + HOURS)], [_go_round(1002, 2, now=NOW + HOURS)]]
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 2, "a")
+        if len(_running(outcome, "a")) != 2:
+            yield f"{len(_running(outcome, 'a'))} run, and there was room for two"
+
+    return [*scripts, [ops.prune("lanes", now=NOW + HOURS)]], judge
+
+
+@race("enqueue in order against prune of lanes")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = _lanes(store, *"a", **IN_ORDER)
+    store.run(ops.cancel(ids, now=NOW))
+    made = [_into(*chunk, now=NOW + HOURS, **IN_ORDER) for chunk in ("a", "aa")]
+    scripts: list[Script] = [[made[0]], [made[1]], [ops.prune("lanes", now=NOW + HOURS)]]
+    return scripts, lambda outcome: _in_their_places(outcome, made)
+
+
+def _at_a_rate(*, claimers: int, now: int | None = NOW) -> Prepare:
+    """Have some claim from a lane of which two may begin in a minute."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        _lanes(store, *"aaaaa", rate=2)
+        scripts = [[_go_round(1001 + number, 1, now=now)] for number in range(claimers)]
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            begun = sorted(row["lease_until"] - row["lease_ms"] for row in outcome.rows("job") if row["token"])
+            if len(begun) != 2:
+                yield f"{len(begun)} began at a rate of 2"
+            [lane] = outcome.rows("lane")
+            kept = sorted(at for at, count in json.loads(lane["permits"]) for _ in range(count))
+            if kept != begun:
+                yield f"what began at {begun} is remembered as of {kept}"
+
+        return scripts, judge
+
+    return prepare
+
+
+race("lane claim at a rate, 2 sessions")(_at_a_rate(claimers=2))
+race("lane claim at a rate, 4 sessions")(_at_a_rate(claimers=4))
+race("lane claim at a rate by the clock, 3 sessions")(_at_a_rate(claimers=3, now=None))
+
+
 LOCKED = "order by id\n       for update"
 SEEN = (
     "\n     cross join clock\n     where duly_job.id = any (array(select id from seen)) and duly_job.state = 'running'"
@@ -1666,20 +1990,36 @@ CONTROLS: dict[str, tuple[str, str, str]] = {
     "take_guard": ("take_key", " duly_key.state = 'succeeded' and", ""),
     "next_guard": ("finish_keyed", "\n       and next is null", ""),
     "begun_guard": ("debounce", "duly_job.state <> 'running' and attempt = 0 and last_token is null and", ""),
+
+
+    "lane_lock": ("hold_lanes", "from walk, clock\n", "from walk, clock\n where false\n"),
+    "lane_order": ("hand_out", "group by lane\n order by lane", "group by lane\n order by min(id::text)"),
+    "lane_head": ("claim_lanes", "seq is not null order by seq", "seq is not null and state = 'ready' order by seq"),
+    "lane_permit": ("claim_lanes", "select now, spent.n)", "select now, 0)"),
 }  # fmt: skip
 # What else has to be changed for a defence to be gone.
-ALONG = {"fill_guard": (("count_filled", "and filled = :filling::bigint", ""),)}
+ALONG = {
+    "fill_guard": (("count_filled", "and filled = :filling::bigint", ""),),
+    "lane_lock": (("claim_lanes", "join duly.duly_lane on duly_lane.name = walk_lane and held_by = :token::bigint",
+                   "left join duly.duly_lane on duly_lane.name = walk_lane"),),
+}  # fmt: skip
 # Some sections are run by more than what they defend: those races are looked at that run another one too, or are called
 # so.
 BESIDE = {"end_revision": "fire_jobs", "fill_guard": "count_filled"}
-CALLED = {"batch_order": "two batches"}
+CALLED = {
+    "batch_order": "two batches",
+    "lane_lock": "against one of suspects",
+    "lane_order": "two lanes in different orders",
+    "lane_head": "in order against finish, retry",
+    "lane_permit": "at a rate, 2",
+}
 for _name, _change in CONTROLS.items():
     breaks.sql(_name, _change, *ALONG.get(_name, ()), dialects=("postgres",))
 
 ROW = Row(
     "P17",
     "interleavings of 2 to 4 PostgreSQL sessions, planner forced four ways",
-    "all as expected, 0 deadlocks, no limit exceeded, one holder of each key, each finish recorded once",
+    "all as expected, 0 deadlocks, no limit, cap or rate exceeded, one holder of each key, each finish recorded once",
     run,
     controls=tuple(CONTROLS),
 )

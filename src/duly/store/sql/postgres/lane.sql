@@ -27,7 +27,8 @@ select held from clock where held is null;
 
 -- name: hold_lanes
 -- Of tasks without an order. Their lanes are waited for: only claims lock them, and not for long. Permits of a later hour
--- were written before the clock stepped back: they count from now on, or nothing would run for that hour.
+-- were written before the clock stepped back: they count from now on, or nothing would run for that hour. `:now` and not
+-- `clock`, which was read before the lane was waited for: permits of that time would end too early.
 with recursive clock as materialized (select :now as now),
 gate as materialized (
     select name, kind
@@ -73,7 +74,7 @@ select distinct walk_lane, walk_task, :token::bigint, now
     on conflict (name) do update
    set held_by = excluded.held_by,
        permits = case when duly_lane.permits = '[]' then duly_lane.permits
-                 else (select json_agg(json_build_array(least((permit ->> 0)::bigint, excluded.used_at), permit -> 1))::text
+                 else (select json_agg(json_build_array(least((permit ->> 0)::bigint, :now), permit -> 1))::text
                          from json_array_elements(duly_lane.permits::json) as permit) end;
 
 -- name: hold_ordered
