@@ -126,7 +126,8 @@ made as (
     insert into duly.duly_lane (name, task, held_by, used_at)
     select distinct walk_lane, walk_task, :token::bigint, now
       from walk, clock
-     where not exists (select 1 from duly.duly_lane where name = walk_lane)
+     where walk_lane <> all (array(
+           select name from duly.duly_lane where name = any (array(select walk_lane from walk))))
      order by walk_lane
         on conflict (name) do nothing
 )
@@ -187,7 +188,7 @@ looked as materialized (
      cross join clock
       join duly.duly_lane on duly_lane.name = walk_lane and held_by = :token::bigint
       left join duly.duly_queue on kind = 'task' and duly_queue.name = walk_task
-     where place = 1 or walk_lane <> first_lane
+     where duly_lane.name = any (array(select walk_lane from walk)) and (place = 1 or walk_lane <> first_lane)
 ),
 free as materialized (
     select walk_task, walk_lane, place, head,
@@ -361,7 +362,8 @@ select min(ends_at) - max(now) as permit_in_ms
          cross join clock
           join duly.duly_lane on name = walk_lane
          cross join lateral json_array_elements(permits::json) as permit
-         where walk_lane is not null and (permit ->> 0)::bigint > now - window_ms - 250
+         where name = any (array(select walk_lane from walk)) and walk_lane is not null
+           and (permit ->> 0)::bigint > now - window_ms - 250
          group by walk_lane) as held
  where permitted >= rate;
 
