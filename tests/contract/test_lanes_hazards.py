@@ -72,3 +72,24 @@ def test_b09_a_paused_task_is_not_walked(store: Store) -> None:
     got = take(store, count=20)
     assert got == Taken([], {})
     assert store.query("select count(*) from duly_lane") == [(0,)]
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_b06_a_claim_does_not_read_all_the_lanes_there_are(store: PostgresStore, analyzed: bool) -> None:
+    store.query(
+        "insert into duly_lane (name, task, used_at) select 'x:' || n, 'x', 1 from generate_series(1, 20000) as n"
+    )
+    enqueue(store, *(f"t:{n:02}" for n in range(50)))
+    declare(store, cap=1, rate_count=5, rate_ms=1000)
+    if analyzed:
+        store.query("vacuum analyze")
+    claim = lanes.claim("default", [Walk("t")], limit=3, lanes=20, token=4711, worker="w", now=NOW)
+    for op in (claim, lanes.next_permit("default", ["t"], now=NOW)):
+        with psycopg.connect(store.url) as conn:
+            for section in op.sections:
+                for statement in spell("postgres", section, "pyformat"):
+                    asked = {name: op.params[name] for name in statement.parameters}
+                    plan = "\n".join(row[0] for row in conn.execute(f"explain {statement.sql}", asked))  # type: ignore[arg-type]
+                    assert "Seq Scan on duly_lane" not in plan, plan
+                    conn.execute(statement.sql, asked)  # type: ignore[arg-type]

@@ -404,7 +404,8 @@ select min(ends_at) - max(now) as permit_in_ms
          cross join clock
           join duly.duly_lane on name = walk_lane
          cross join lateral json_array_elements(permits::json) as permit
-         where walk_lane is not null and (permit ->> 0)::bigint > now - window_ms - 250
+         where name = any (array(select walk_lane from walk)) and walk_lane is not null
+           and (permit ->> 0)::bigint > now - window_ms - 250
          group by walk_lane) as held
  where permitted >= rate;
 
