@@ -22,7 +22,7 @@ from tests.proof.breaks import BREAKS
 CLAMP = " or lease_until > :now + lease_ms + 2 * (lease_ms / 3)"
 HELD = "where token = cast(held.key as integer) and state = 'running'"
 NO_FENCE = "where state = 'running'"
-SCHEDULED = "where state = 'scheduled' and queue = :queue"
+SCHEDULED = "where state = 'scheduled' and lane is null and queue = :queue"
 ENDED_BADLY = "where state in ('dead', 'cancelled')"
 TAKEN_BACK = "delete from duly_job\n where "
 FREE = "where duly_key.expires_at <= :now"

@@ -23,6 +23,7 @@ from typing import Any
 from duly import heart, keys
 from duly import worker as workers
 from duly.app import Duly
+from duly.depth import Depths
 from duly.errors import AnswerLost, StoreUnavailable
 from duly.events import Events
 from duly.keys import Ids
@@ -290,6 +291,7 @@ def copied(template: Duly, gate: Gate, ids: Ids) -> Duly:
     app.tasks = {name: Task(app, task.definition) for name, task in template.tasks.items()}
     app.schedules = Schedules(app)
     app._new_id = ids
+    app._depths = Depths(gate._database.loop.time)
     app.__dict__["driver"] = gate
     return app
 
