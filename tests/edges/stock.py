@@ -20,6 +20,7 @@ from duly.keys import Ids
 from duly.model import Change, Claimed, Failure, JobRecord, NewJob, State, Terms
 from duly.store import ops
 from duly.store.ops import Finish, Held
+from tests.edges.programs import assert_within
 from tests.edges.test_cli import DULY, run
 
 new_id = Ids()
@@ -182,7 +183,7 @@ def answer_while_it_is_down(*words: str) -> None:
     """A database that is down is told within two seconds."""
     began = time.monotonic()
     answer = CliRunner().invoke(main, words, env={"DULY_URL": DOWN, "DULY_APP": None})
-    assert time.monotonic() - began < 2
+    assert_within(2, began)
     assert (answer.exit_code, answer.stderr) == (1, f"duly: {IS_DOWN}\n")
 
 

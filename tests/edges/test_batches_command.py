@@ -520,6 +520,7 @@ def test_on_a_terminal_it_says_that_the_database_is_away_and_goes_on(postgres_ur
 
 
 def test_one_that_is_gone_meanwhile_is_told_so(empty):
+    empty.register("w1")
     empty.batch("import", 1)
     with Watching(empty, "import") as watch:
         watch.line()
