@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from duly.model import QUEUED, Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
-from duly.store import batches, ops, schedules
+from duly.store import batches, lanes, ops, schedules
+from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres import bring_up_to_date
 from duly.store.schedules import Firing, Run, Skip, Told
@@ -33,14 +34,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 READY, SCHEDULED, PARKED, WAITING, DONE, KEYS = 1_000_000, 100_000, 100_000, 50_000, 200_000, 100_000
 SCHEDULES, RUNS, FIRES = 100_000, 50_000, 300_000
 BATCHES, BATCHED = 1000, 50_000
-FIRST_PARKED, FIRST_WAITING, FIRST_RUN, FIRST_BATCHED, FIRST_DONE = (
+LANED, LANES = 50_000, 100_000
+FIRST_PARKED, FIRST_WAITING, FIRST_RUN, FIRST_BATCHED, FIRST_DONE, FIRST_LANED = (
     1_500_000,
     1_700_000,
     1_800_000,
     1_900_000,
     2_000_000,
+    5_000_000,
 )
-BIG = ("duly_job", "duly_done", "duly_key", "duly_schedule", "duly_fire")
+BIG = ("duly_job", "duly_done", "duly_key", "duly_schedule", "duly_fire", "duly_lane")
 
 JOBS = f"""
 insert into duly_job (id, task, queue, priority, state, max_attempts, created_at, due_at, lease_ms, keep_ms,
@@ -85,6 +88,22 @@ select {{id}}, 'work', 'default', 0, 'ready', 5, {NOW}, {NOW}, 30000, 1000, 1000
        '00000000-0000-0000-0000-000000000001'
   from {{source}}
 """
+# A thousand lanes of a task that has a cap, and as many of one that keeps an order.
+LANED_JOBS = f"""
+insert into duly_job (id, task, queue, priority, state, max_attempts, created_at, due_at, lease_ms, keep_ms,
+                      result_ttl_ms, payload, lane, seq, ordering_dead)
+{{numbers}}
+select {{id}}, case when n % 2 = 0 then 'capped' else 'ordered' end, 'default', 0, 'ready', 5, {NOW}, {NOW} - n, 30000,
+       1000, 1000, '{{{{"n":1}}}}', case when n % 2 = 0 then 'capped:' else 'ordered:' end || (n / 2 % 1000),
+       case when n % 2 = 1 then n end, case when n % 2 = 1 then 'block' end
+  from {{source}}
+"""
+LANES_AT_REST = f"""
+insert into duly_lane (name, task, used_at)
+{{numbers}}
+select 'ordered:' || n, 'ordered', {NOW}
+  from {{source}}
+"""
 BATCHES_THEMSELVES = f"""
 insert into duly_batch (id, name, key, created_at, open, filled, sealed_at)
 {{numbers}}
@@ -111,7 +130,8 @@ select 'schedule ' || (n % 1000), {NOW} - n, 1, case when n % 5 = 0 then 'skippe
 WORKERS = f"""
 insert into duly_worker (id, host, pid, queues, tasks, schedules, beat_ms, started_at, seen_at)
 {{numbers}}
-select 'w' || n, 'h', 1, '["default","mail"]', '["work","other"]', '["schedule 1","schedule 2"]', 10000, {NOW}, {NOW}
+select 'w' || n, 'h', 1, '["default","mail"]', '["work","other","capped","ordered"]', '["schedule 1","schedule 2"]',
+       10000, {NOW}, {NOW}
   from {{source}}
 """
 FINISHED = f"""
@@ -135,6 +155,8 @@ FILLS = (
     (WAITING_JOBS, FIRST_WAITING + 1, FIRST_WAITING + WAITING),
     (RUN_JOBS, FIRST_RUN + 1, FIRST_RUN + RUNS),
     (BATCHED_JOBS, FIRST_BATCHED + 1, FIRST_BATCHED + BATCHED),
+    (LANED_JOBS, FIRST_LANED, FIRST_LANED + LANED - 1),
+    (LANES_AT_REST, 0, LANES - 1),
     (BATCHES_THEMSELVES, 1, BATCHES),
     (SCHEDULED_ONES, 0, SCHEDULES - 1),
     (PAST_FIRES, 1, FIRES),
@@ -233,6 +255,8 @@ KEYED = [NewJob(id_of(FIRST_DONE + n), "{}", key=f"key {n}") for n in HUNDRED]
 OF_BATCH = Terms("work", batch_id=id_of(1))
 NEW = [NewJob(id_of(3_000_000 + n), "{}") for n in HUNDRED]
 ADD = batches.add(OF_BATCH, NEW, now=NOW)
+BY_LANE = {"duly_job_lane_ready", "duly_lane_pkey"}
+WHY = EITHER_BY_ID | BY_LANE | {"duly_job_ready", "duly_job_lane_running", "duly_job_seq", "duly_done_blocks"}
 CLAIM = {"duly_job_ready", "duly_job_scheduled", "duly_job_running", "duly_job_pkey"}
 
 
@@ -263,6 +287,35 @@ ASKED: dict[str, Asked] = {
             marks=[Mark(2, NOW - 1, id_of(900_001)), Mark(0, NOW - 500, id_of(1))], now=NOW,
         ),
         {"claim_marked": CLAIM},
+    ),
+    "claim of lanes": Asked(
+        lanes.claim(
+            "default",
+            [Walk("capped", "capped:5"), Walk("ordered", ordered=True)],
+            limit=50,
+            lanes=20,
+            token=9,
+            worker="w",
+            now=NOW,
+        ),
+        {
+            "promote_lanes": BY_ID | {"duly_job_lane_scheduled"},
+            **dict.fromkeys(("hold_lanes", "hold_ordered"), BY_ID | BY_LANE),
+            "walked_lanes": BY_LANE,
+            "claim_lanes": BY_ID
+            | BY_LANE
+            | {"duly_job_lane_running", "duly_job_seq", "duly_job_running", "duly_done_blocks"},
+        },
+    ),
+    "laned tasks": Asked(lanes.tasks("default"), {"laned_tasks": BY_LANE | {"duly_job_lane_scheduled"}}),
+    "next permit": Asked(lanes.next_permit("default", ["capped", "ordered"], now=NOW), {"next_permit": BY_LANE}),
+    "enqueue in order": Asked(
+        ops.enqueue(
+            Terms("ordered", ordering_dead="block"),
+            [NewJob(id_of(4_000_000 + n), "{}", lane=f"ordered:{n}") for n in HUNDRED],
+            now=NOW,
+        ),
+        {"enqueue": BY_ID, "hand_out": BY_ID | BY_LANE},
     ),
     "head": Asked(ops.head("default", tasks=["work"], now=NOW), {"head": {"duly_job_ready"}}),
     "recall": Asked(ops.recall(9), {"claim": CLAIM}),
@@ -328,9 +381,17 @@ ASKED: dict[str, Asked] = {
     "parked": Asked(ops.parked(), {"parked": {"duly_job_parked"}}),
     "prunable": Asked(
         ops.prunable(now=NOW + 10**9),
-        {"prunable": {"duly_done_prune", "duly_done_batch", "duly_key_expires", "duly_fire_at"}},
+        {
+            "prunable": {"duly_done_prune", "duly_done_batch", "duly_key_expires", "duly_fire_at"}
+            | {"duly_lane_used", "duly_job_seq", "duly_done_blocks"}
+        },
     ),
     "workers": Asked(ops.workers(now=NOW), {"workers": {"duly_job_running"}}),
+    "why": Asked(ops.why(id_of(2999), now=NOW), {"why": WHY}),  # which is the next of its queue
+    "why of one with many ahead": Asked(ops.why(id_of(7), now=NOW), {"why": WHY}),
+    "why in a lane": Asked(ops.why(id_of(FIRST_LANED + 40_000), now=NOW), {"why": WHY}),
+    "why in an order": Asked(ops.why(id_of(FIRST_LANED + 40_001), now=NOW), {"why": WHY}),
+    "why of one that has ended": Asked(ops.why(id_of(FIRST_DONE + 5), now=NOW), {"why": WHY}),
     "list of a prefix": Asked(ops.listing(prefix=id_of(7)[:35], now=NOW), {"list": LISTED}),
     "get": Asked(ops.get(id_of(7), now=NOW), {"list": LISTED}),
     "list": Asked(ops.listing(now=NOW), {"list": LISTED}),
@@ -358,7 +419,7 @@ ASKED: dict[str, Asked] = {
     ),
     "replay": Asked(
         ops.replay([Replay(id_of(FIRST_DONE + 1000 * n), id_of(n)) for n in HUNDRED], now=NOW),
-        {"replay": EITHER_BY_ID | KEY},
+        {"replay": EITHER_BY_ID | KEY, "hand_out": BY_ID | BY_LANE},
     ),
     "purge": Asked(
         ops.purge([id_of(FIRST_DONE + 1000)], now=NOW), {"purge": DONE_BY_ID | {"duly_done_dead"}}
@@ -381,6 +442,7 @@ ASKED: dict[str, Asked] = {
         {
             **dict.fromkeys(("fire_lock", "fire_events", "fire_advance"), BY_NAME),
             **dict.fromkeys(("fire_jobs", "fire_forget", "fire_rows"), BY_NAME | FIRES_OF_ONE),
+            "hand_out": BY_ID | BY_LANE,
             "fired": FIRES_OF_ONE | BY_NAME,
         },
     ),
@@ -560,7 +622,15 @@ def test_postgres_finds_what_is_due_and_who_is_queued_by_index(
 
 
 COMPILED_FROM = 100_000  # PostgreSQL's own jit_above_cost
-WALKS_OVER_QUEUES = ("queues", "parked", "unqueue")  # recursive: they are expected to cost more than they do
+WALKS_OVER_QUEUES = (
+    "queues",
+    "parked",
+    "unqueue",
+    "prunable",
+    "claim of lanes",
+    "laned tasks",
+    "next permit",
+)  # recursive: they are expected to cost more than they do
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
@@ -608,11 +678,26 @@ def test_postgres_reads_few_pages_at_a_million_rows(postgres_plans: psycopg.Conn
         assert blocks(postgres_plans, ASKED[name].op) < most, name
 
 
+@pytest.mark.parametrize("number", [7, FIRST_LANED + 40_000, FIRST_LANED + 40_001])
+def test_postgres_looks_up_what_the_view_says_of_a_job(postgres_plans: psycopg.Connection[Any], number: int) -> None:
+    asked = f"select gate, detail from duly.duly_why where id = '{id_of(number)}'"
+    with postgres_plans.transaction(force_rollback=True):
+        postgres_plans.execute(f"update duly.duly_job set due_at = 1 where id = '{id_of(number)}'")
+        told = postgres_plans.execute(f"explain (analyze, buffers, format json) {asked}").fetchone()
+    plan = told[0][0]["Plan"]
+    assert of_big_tables(walked(plan)) <= WHY
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 100
+
+
 # What these may read: a few pages or steps for each row they name or return, whatever the tables hold.
 READS = {
     "claim of suspects": 100,
     "claim from marks on": 50 * 30,
     "head": 20,
+    "claim of lanes": 40 * 200,
+    "laned tasks": 3000,
+    "next permit": 20,
+    "enqueue in order": 100 * 60,
     "recall": 100,
     "extend": 100 * 20,
     "finish plain": 100 * 20,
@@ -624,10 +709,15 @@ READS = {
     "expired_leases": 100,
     "expirable": 100,
     "retry": 100 * 60,
-    "queues": 40_000,
+    "queues": 60_000,
     "parked": 25_000,
-    "prunable": 60_000,
+    "prunable": 400_000,
     "workers": 100,
+    "why": 50,
+    "why of one with many ahead": 25_000,
+    "why in a lane": 100,
+    "why in an order": 100,
+    "why of one that has ended": 50,
     "list of a prefix": 300,
     "get": 100,
     "list": 3000,
@@ -653,7 +743,7 @@ READS = {
     "added_before": 100 * 30,
     "seal": 50,
     "cancel batch": 50,
-    "batch": 30,
+    "batch": 40,
     "list of batches": 1000,
     "rest of a batch": 2500,
     "finish of a batch": 100 * 60,
@@ -749,6 +839,21 @@ def test_sqlite_takes_few_steps_at_a_million_rows(sqlite_plans: sqlite3.Connecti
         assert steps(sqlite_plans, ASKED[name].op) < most, name
 
 
+@pytest.mark.parametrize("number", [7, FIRST_LANED + 40_000, FIRST_LANED + 40_001])
+def test_sqlite_looks_up_what_the_view_says_of_a_job(sqlite_plans: sqlite3.Connection, number: int) -> None:
+    ticks = itertools.count()
+    sqlite_plans.execute("begin immediate")
+    sqlite_plans.execute("update duly_job set due_at = 1 where id = ?", [id_of(number)])
+    sqlite_plans.set_progress_handler(lambda: next(ticks) < 0, 10)
+    try:
+        asked = sqlite_plans.execute("select gate, detail from duly_why where id = ?", [id_of(number)])
+        assert len(asked.fetchall()) == 1
+    finally:
+        sqlite_plans.set_progress_handler(None, 0)
+        sqlite_plans.execute("rollback")
+    assert next(ticks) * 10 < 5000
+
+
 STEPS = {
     "claim of suspects": 2000,
     "head": 200,
@@ -765,10 +870,15 @@ STEPS = {
     "expired_leases": 500,
     "expirable": 500,
     "retry": 100 * 300,
-    "queues": 10_000 * 60,
+    "queues": 10_000 * 100,
     "parked": 10_000 * 30,
-    "prunable": 10_000 * 60,
+    "prunable": 10_000 * 130,
     "workers": 3000,
+    "why": 10_000,
+    "why of one with many ahead": 10_000 * 30,
+    "why in a lane": 10_000,
+    "why in an order": 10_000,
+    "why of one that has ended": 10_000,
     "list of a prefix": 5000,
     "get": 1000,
     "list": 100 * 200,
