@@ -151,6 +151,7 @@ TABLES = {
     "duly_events": "who did what and why",
     "duly_fires": "what schedules have fired",
     "duly_schedules": "what recurs, and when it is due next",
+    "duly_why": "the gate before which each live job stands, as `duly why` names it, and a word about it",
 }
 
 

@@ -257,6 +257,7 @@ OF_BATCH = Terms("work", batch_id=id_of(1))
 NEW = [NewJob(id_of(3_000_000 + n), "{}") for n in HUNDRED]
 ADD = batches.add(OF_BATCH, NEW, now=NOW)
 BY_LANE = {"duly_job_lane_ready", "duly_lane_pkey"}
+WHY = EITHER_BY_ID | BY_LANE | {"duly_job_ready", "duly_job_lane_running", "duly_job_seq", "duly_done_blocks"}
 CLAIM = {"duly_job_ready", "duly_job_scheduled", "duly_job_running", "duly_job_pkey"}
 
 
@@ -410,6 +411,11 @@ ASKED: dict[str, Asked] = {
         },
     ),
     "workers": Asked(ops.workers(now=NOW), {"workers": {"duly_job_running"}}),
+    "why": Asked(ops.why(id_of(2999), now=NOW), {"why": WHY}),  # which is the next of its queue
+    "why of one with many ahead": Asked(ops.why(id_of(7), now=NOW), {"why": WHY}),
+    "why in a lane": Asked(ops.why(id_of(FIRST_LANED + 40_000), now=NOW), {"why": WHY}),
+    "why in an order": Asked(ops.why(id_of(FIRST_LANED + 40_001), now=NOW), {"why": WHY}),
+    "why of one that has ended": Asked(ops.why(id_of(FIRST_DONE + 5), now=NOW), {"why": WHY}),
     "list of a prefix": Asked(ops.listing(prefix=id_of(7)[:35], now=NOW), {"list": LISTED}),
     "get": Asked(ops.get(id_of(7), now=NOW), {"list": LISTED}),
     "list": Asked(ops.listing(now=NOW), {"list": LISTED}),
@@ -702,6 +708,17 @@ def test_postgres_reads_few_pages_at_a_million_rows(postgres_plans: psycopg.Conn
         assert blocks(postgres_plans, ASKED[name].op) < most, name
 
 
+@pytest.mark.parametrize("number", [7, FIRST_LANED + 40_000, FIRST_LANED + 40_001])
+def test_postgres_looks_up_what_the_view_says_of_a_job(postgres_plans: psycopg.Connection[Any], number: int) -> None:
+    asked = f"select gate, detail from duly.duly_why where id = '{id_of(number)}'"
+    with postgres_plans.transaction(force_rollback=True):
+        postgres_plans.execute(f"update duly.duly_job set due_at = 1 where id = '{id_of(number)}'")
+        told = postgres_plans.execute(f"explain (analyze, buffers, format json) {asked}").fetchone()
+    plan = told[0][0]["Plan"]
+    assert of_big_tables(walked(plan)) <= WHY
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 100
+
+
 # What these may read: a few pages or steps for each row they name or return, whatever the tables hold.
 READS = {
     "depth": 20_000,
@@ -728,6 +745,11 @@ READS = {
     "parked": 25_000,
     "prunable": 400_000,
     "workers": 100,
+    "why": 50,
+    "why of one with many ahead": 25_000,
+    "why in a lane": 100,
+    "why in an order": 100,
+    "why of one that has ended": 50,
     "list of a prefix": 300,
     "get": 100,
     "list": 3000,
@@ -851,6 +873,21 @@ def test_sqlite_takes_few_steps_at_a_million_rows(sqlite_plans: sqlite3.Connecti
         assert steps(sqlite_plans, ASKED[name].op) < most, name
 
 
+@pytest.mark.parametrize("number", [7, FIRST_LANED + 40_000, FIRST_LANED + 40_001])
+def test_sqlite_looks_up_what_the_view_says_of_a_job(sqlite_plans: sqlite3.Connection, number: int) -> None:
+    ticks = itertools.count()
+    sqlite_plans.execute("begin immediate")
+    sqlite_plans.execute("update duly_job set due_at = 1 where id = ?", [id_of(number)])
+    sqlite_plans.set_progress_handler(lambda: next(ticks) < 0, 10)
+    try:
+        asked = sqlite_plans.execute("select gate, detail from duly_why where id = ?", [id_of(number)])
+        assert len(asked.fetchall()) == 1
+    finally:
+        sqlite_plans.set_progress_handler(None, 0)
+        sqlite_plans.execute("rollback")
+    assert next(ticks) * 10 < 5000
+
+
 STEPS = {
     "claim with ageing": 50 * 800,
     "claim with a budget": 50 * 800,
@@ -875,6 +912,11 @@ STEPS = {
     "parked": 10_000 * 30,
     "prunable": 10_000 * 130,
     "workers": 3000,
+    "why": 10_000,
+    "why of one with many ahead": 10_000 * 30,
+    "why in a lane": 10_000,
+    "why in an order": 10_000,
+    "why of one that has ended": 10_000,
     "list of a prefix": 5000,
     "get": 1000,
     "list": 100 * 200,

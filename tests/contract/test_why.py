@@ -56,6 +56,16 @@ def test_b10_a_pause_names_who_why_and_until_when(store, kind, name):
     assert why(store, job).gate == "turn"
 
 
+def test_b10_both_pauses_are_told(store):
+    alive(store)
+    [job] = store.enqueue()
+    for kind, name in (("task", "work"), ("queue", "default")):
+        store.run(ops.pause(kind, name, by="ann", why="so", now=store.now))
+    answer = why(store, job)
+    assert answer.sentence == "queue 'default' is paused by ann: so"
+    assert [other.sentence for other in answer.others] == ["task 'work' is paused by ann: so"]
+
+
 def test_b10_a_task_that_no_living_worker_knows_is_named(store):
     [job] = store.enqueue()
     alive(store, tasks=["other"])
@@ -112,6 +122,15 @@ def test_b10_waiting_says_for_what(store):
     [job] = store.enqueue()
     store.finish(*store.claim(), Change(State.WAITING, reason="approval", give_back_attempt=True))
     assert why(store, job).sentence == "it waits for: approval"
+
+
+def test_b10_waiting_until_a_time_says_so_and_is_not_told_to_be_not_due(store):
+    [job] = store.enqueue()
+    alive(store)
+    store.finish(*store.claim(), Change(State.WAITING, reason="approval", after_ms=60_000, give_back_attempt=True))
+    answer = why(store, job)
+    assert answer.sentence == "it waits for: approval, until 2027-01-15 08:01:00 UTC at the latest"
+    assert answer.others == ()
 
 
 def test_j19_a_parked_job_says_which_worker_it_needs(store):
@@ -243,7 +262,7 @@ def test_b10_a_rate_that_was_lowered_says_when_enough_are_free(store):
     store.run(lanes.limit("send", rate_count=3, rate_ms=MINUTE, by="ops", why="too fast", now=store.now))
     answer = why(store, last)
     assert "its rate of 3/min (set by ops at run time: too fast) is used up until" in answer.sentence
-    assert (answer.facts.permits, answer.facts.rate_set_by) == (6, "ops")
+    assert (answer.facts.permits, answer.facts.rate_set_by, answer.facts.cap_set_by) == (6, "ops", None)
     store.now = answer.facts.permit_at - 1
     sending(store)
     assert take(store) == []
@@ -306,6 +325,18 @@ def test_b10_a_dead_job_that_is_skipped_blocks_nothing(store):
     [job] = add(store, ordering_dead="skip")
     sending(store)
     assert why(store, job).gate == "turn"
+
+
+def test_b10_a_dead_job_behind_it_in_the_order_blocks_nothing(store):
+    dead, job = add(store, 2, ordering_dead="block")
+    sending(store)
+    store.kill(*take(store, ordered=True))
+    store.query("update duly_done set seq = 9 where id = ?", dead)
+    assert why(store, job).gate == "turn"
+    store.now = store.run(ops.clock())
+    store.query("update duly_job set due_at = 1")
+    sending(store)
+    assert store.query("select gate from duly_why") == [("turn",)]
 
 
 def test_b10_what_was_enqueued_before_a_lane_kept_an_order_is_waited_for(store):
@@ -382,7 +413,7 @@ BEFORE: dict[str, Callable[[Store, dict], None]] = {
     "head": one_comes_first,
 }
 TERMS = {"not due": {"delay_ms": 90_000}, "expired": {"expires_ms": 0}}
-RUNNING = "state = 'running', token = 9, worker = 'w1', attempt = 1, lease_until = 1900000000000, expires_at = null"
+RUNNING = "state = 'running', token = 1000000000, worker = 'w1', attempt = 1, lease_until = 1900000000000"
 CHANGED = {
     "suspect": ["update duly_job set suspect = true where id = ?"],
     "running": [f"update duly_job set {RUNNING} where id = ?"],

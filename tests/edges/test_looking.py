@@ -18,8 +18,8 @@ import psycopg
 import pytest
 
 from duly.cli.top import CLOSE, OPEN, Rates
-from duly.model import JobRecord, WorkerRecord
-from duly.store import ops
+from duly.model import JobRecord, NewJob, Terms, WorkerRecord
+from duly.store import lanes, ops
 from tests.edges.stock import (
     NOBODY,
     Mistake,
@@ -31,6 +31,7 @@ from tests.edges.stock import (
     dead,
     empty_of,
     fresh_of,
+    new_id,
     shape,
     to_look_at,
     told,
@@ -225,9 +226,31 @@ def test_a_worker_that_missed_its_beats_is_silent(empty):
 
 
 def test_why_gives_the_sentence_and_in_json_the_facts(stock):
-    assert told(stock, "why", stock.one("waiting")) == "it waits for: approval\n"
+    assert told(stock, "why", stock.one("waiting")).splitlines() == [
+        "it waits for: approval",
+        "also: no living worker knows task 'approve' and serves queue 'default'",
+    ]
     why = json.loads(told(stock, "why", stock.one("waiting"), "--json"))
     assert (why["gate"], why["sentence"], why["facts"]["task"]) == ("waiting", "it waits for: approval", "approve")
+
+
+def test_b10_why_gives_the_gates_that_are_shut_beside_the_first(fresh):
+    held, job = (NewJob(new_id(), "{}", lane="send:acme") for _ in range(2))
+    fresh.run(ops.enqueue(Terms("send"), [held, job]))
+    fresh.run(lanes.limit("send", cap=1, by="ops", why="provider slow"))
+    fresh.run(lanes.claim("default", [lanes.Walk("send")], limit=9, lanes=9, token=77, worker="host:1"))
+    fresh.run(ops.pause("task", "send", by="eve", why="it \x1b[2Jrains"))
+    fresh.register("w2", tasks=["send"])
+    first, second = told(fresh, "why", job.id).splitlines()
+    assert first == "task 'send' is paused by eve: it \N{REPLACEMENT CHARACTER}[2Jrains"
+    assert second == (
+        "also: 1 of 1 job of lane 'send:acme' runs, the most its cap allows (set by ops at run time: provider slow): "
+        f"{held.id} on host:1"
+    )
+    why = json.loads(told(fresh, "why", job.id, "--json"))
+    assert (why["gate"], [other["gate"] for other in why["others"]]) == ("paused", ["cap"])
+    assert why["facts"]["holders"] == [{"id": held.id, "worker": "host:1"}]
+    assert why["facts"]["suspect"] is False
 
 
 def test_stats_count_by_state_queue_and_reason(stock):

@@ -96,6 +96,7 @@ select id, at, name, job_id, subject, by, why, data
 -- name: why
 -- All gates of one job in one snapshot; the first that is shut is the answer. What its lane allows is judged as a claim
 -- does: by the rows that run, by the permits that still count, and in an order by its first job and those that block it.
+-- What is counted is ordered as its index is, or a plan may read all jobs.
 with job as materialized (
     select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
            suspect, parked_version, priority, cancel_requested_at, lane, seq
@@ -122,6 +123,11 @@ permit as materialized (
      where rate_count is not null and value ->> 0 > :now - rate_ms - 250
      group by min(value ->> 0, :now)
 ),
+runs as materialized (
+    select id, worker
+      from duly_job
+     where lane = (select lane from job) and token is not null
+),
 -- Who stands first in the order of the lane, whatever it waits for.
 head as materialized (
     select id, state, due_at, worker
@@ -146,38 +152,40 @@ select job.id, job.task, job.queue, job.state, job.due_at, job.expires_at, job.a
          where ahead.state = 'ready' and ahead.lane is null and ahead.queue = job.queue and job.state = 'ready'
            and job.lane is null
            and ahead.suspect = job.suspect and ahead.priority > job.priority
+         order by ahead.priority desc, ahead.due_at, ahead.id
          limit 10001))
        + (select count(*) from (
         select 1 from duly_job as ahead
          where ahead.state = 'ready' and ahead.lane is null and ahead.queue = job.queue and job.state = 'ready'
            and job.lane is null
            and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
+         order by ahead.due_at, ahead.id
          limit 10001))
        + (select count(*) from (
         select 1 from duly_job as ahead
          where ahead.state = 'ready' and ahead.lane = job.lane and ahead.queue = job.queue and ahead.task = job.task
            and job.seq is null and job.state in ('scheduled', 'ready')
            and ahead.suspect = job.suspect and ahead.priority > job.priority
+         order by ahead.priority desc, ahead.due_at, ahead.id
          limit 10001))
        + (select count(*) from (
         select 1 from duly_job as ahead
          where ahead.state = 'ready' and ahead.lane = job.lane and ahead.queue = job.queue and ahead.task = job.task
            and job.seq is null and job.state in ('scheduled', 'ready')
            and ahead.suspect = job.suspect and ahead.priority = job.priority and (ahead.due_at, ahead.id) < (job.due_at, job.id)
+         order by ahead.due_at, ahead.id
          limit 10001))
        + (select count(*) from (
         select 1 from duly_job as ahead
          where ahead.lane = job.lane and ahead.seq is not null and ahead.seq < job.seq
            and job.state in ('scheduled', 'ready', 'waiting')
+         order by ahead.seq
          limit 10001))) as ahead, job.cancel_requested_at,
        job.lane, job.seq, limits.cap, limits.cap_set_by, limits.cap_set_why,
        limits.rate_count, limits.rate_ms, limits.rate_set_by, limits.rate_set_why,
-       (select count(*) from duly_job as other where other.lane = job.lane and other.token is not null) as running,
+       (select count(*) from runs) as running,
        (select json_group_array(json_object('id', id, 'worker', worker))
-          from (select id, worker from duly_job as other
-                 where other.lane = job.lane and other.token is not null
-                 order by id
-                 limit 5)) as holders,
+          from (select id, worker from runs order by id limit 5)) as holders,
        (select coalesce(sum(jobs), 0) from permit) as permits,
        -- When enough of them count no more.
        (select min(at) + limits.rate_ms + 250

@@ -70,7 +70,8 @@ alter table duly.duly_queue
     add column retry_share double precision check (retry_share between 0 and 1);
 
 -- For people: the gate before which each live job stands, and a word about it. `duly why` tells more, and of all gates.
--- What bears on a job is looked up by indexes; the cost of a row does not grow with the tables.
+-- What bears on a job is looked up by indexes; the cost of a row does not grow with the tables. Differs from SQLite:
+-- its time is that of the statement. With the clock itself in it, all jobs would be judged before one is chosen.
 create view duly.duly_why as
 with looked as (
     select job.id, job.task, job.queue, job.state, job.worker, job.parked_version, job.reason, job.attempt, job.suspect,
@@ -105,7 +106,7 @@ with looked as (
              order by dead.seq
              limit 1) as blocked_by
       from duly.duly_job as job
-     cross join (select (extract(epoch from clock_timestamp()) * 1000)::bigint as now offset 0) as clock
+     cross join (select (extract(epoch from statement_timestamp()) * 1000)::bigint as now) as clock
       left join duly.duly_queue as queue_gate
         on queue_gate.kind = 'queue' and queue_gate.name = job.queue and queue_gate.paused_at is not null
        and (queue_gate.paused_until is null or queue_gate.paused_until > clock.now)
