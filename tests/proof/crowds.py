@@ -34,7 +34,6 @@ def _key(crowd: int, place: int, key: str) -> str:
     return key
 
 
-# A rate of one is not among them: a suspect that runs in the emptied worker is claimed twice, and takes two permits.
 KINDS = {
     "few": Kind({"cap": 2}, most=2, keyed=False),
     "few_each": Kind({"cap": 1, "cap_key": _key}, most=1),
@@ -104,7 +103,8 @@ class Crowds:
     _lanes: dict[str, _Lane] = field(default_factory=dict)
     _lane_of: dict[str, str] = field(default_factory=dict)
     _lost: set[tuple[str, int]] = field(default_factory=set)  # leases that were taken from their holders
-    _dead_since: dict[str, float] = field(default_factory=dict)
+    lifted: set[str] = field(default_factory=set)  # tasks whose rate a person has taken away
+    _waits_since: dict[str, float] = field(default_factory=dict)
 
     # What is committed
 
@@ -147,12 +147,15 @@ class Crowds:
                 self._see_order(name, lane.line[: lane.line.index(job)], job)
 
     def _see_rate(self, name: str, lane: _Lane, now: float) -> None:
-        if lane.kind.rate is None:
+        if lane.kind.rate is None or self._task(lane) in self.lifted:
             return
         count, window_s = lane.kind.rate
         within = sum(now - at < window_s for at in lane.taken)
         if within > count and not any(now - at < window_s for at in self.jumped_at):
             self.unjust.append(f"{name}: {within} taken within {window_s} s")
+
+    def _task(self, lane: _Lane) -> str:
+        return self.offered[lane.line[0]].task
 
     def _see_order(self, name: str, before: Sequence[str], job: str) -> None:
         for other in before:
@@ -185,12 +188,25 @@ class Crowds:
 
     # People
 
-    def in_the_way(self, now: float, patience_s: float) -> list[tuple[str, int]]:
+    def in_the_way(self, now: float) -> list[tuple[str, int]]:
         """Give the dead jobs that hold up others for some time, each with how often it was replayed."""
         found = self.conn.execute(f"select id, replay_count {BLOCKS} and {WAITED_FOR}").fetchall()
-        for job, _ in found:
-            self._dead_since.setdefault(job, now)
-        return [(job, count) for job, count in found if self._dead_since[job] <= now - patience_s]
+        return [(job, count) for job, count in found if self._waited(job, now) >= 1.0]
+
+    def starved(self, now: float) -> set[str]:
+        """Give the tasks with a rate of which a suspect waits for long.
+
+        A worker that runs suspects in itself claims one to see that there is one, gives it back, and claims it again
+        once it is emptied. Each time takes a permit, and where many workers look there may be none left.
+        """
+        found = self.conn.execute(
+            "select id, task from duly_job where state = 'ready' and suspect and lane is not null"
+        )
+        rated = [(job, task) for job, task in found.fetchall() if KINDS[task].rate and task not in self.lifted]
+        return {task for job, task in rated if self._waited(job, now) >= 8.0}
+
+    def _waited(self, job: str, now: float) -> float:
+        return now - self._waits_since.setdefault(job, now)
 
     # The verdict
 

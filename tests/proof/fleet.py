@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Fleet:
         self.path = folder / "ledger.jsonl"
         self.ledger = Ledger(self.path)
         self.workers: list[subprocess.Popen[bytes]] = []
-        self._app = app
+        self.app = app
         self._environ = {
             **os.environ,
             "PROOF_URL": url,
@@ -50,7 +51,7 @@ class Fleet:
     ) -> subprocess.Popen[bytes]:
         """Start one worker."""
         self._number += 1
-        words = ["worker", self._app, "--concurrency", str(concurrency), "--grace", grace, *more]
+        words = ["worker", self.app, "--concurrency", str(concurrency), "--grace", grace, *more]
         with (self.folder / f"worker-{self._number}.log").open("wb") as log:
             worker = subprocess.Popen(
                 [sys.executable, "-m", "tests.proof.program", *words],
@@ -185,7 +186,7 @@ def producer(fleet: Fleet) -> Duly:
     os.environ.update({name: fleet._environ[name] for name in ("PROOF_URL", "PROOF_LEDGER", "PROOF_LEASE")})
     from tests.proof import tasks
 
-    app = tasks.app
+    app: Duly = import_module(fleet.app.partition(":")[0]).app
     app.close()
     app.__dict__.pop("driver", None)
     app.__dict__.pop("settings", None)

@@ -27,7 +27,7 @@ from duly import Cancel, Ctx, Duly, Retry, Snooze, backoff
 from duly.errors import BatchSealed, DulyError
 from duly.keys import Ids
 from duly.model import QUEUED
-from duly.store import batches, ops, schedules
+from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
 from duly.store.ops import Op, Replay, Rows
 from duly.tasks import Call
@@ -494,10 +494,13 @@ class Simulation:
             await _surely(gate, ops.cancel([jobs[0].id], by="a person"))
 
     async def _make_way(self, gate: Gate) -> None:
-        """Replay or resolve the dead that hold up those behind them, as a person does."""
+        """Do what a person does: replay or resolve the dead that hold up those behind them, and help who starves."""
         while True:
             await asyncio.sleep(1.0)
-            for job, replays in self.crowds.in_the_way(self.loop.now, patience_s=1.0):
+            for task in sorted(self.crowds.starved(self.loop.now)):
+                self.crowds.lifted.add(task)
+                await _surely(gate, lanes.limit(task, rate_count=0, by="a person", why="it starves"))
+            for job, replays in self.crowds.in_the_way(self.loop.now):
                 if replays or self.chance.random() < 0.5:
                     await _surely(gate, ops.resolve([job], by="a person", why="never mind"))
                 else:
