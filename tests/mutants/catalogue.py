@@ -1976,10 +1976,6 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "is_folder, is_lost = path.is_dir(),",
-        "is_folder, is_lost = False,",
-    ),
-    Mutant(
         "    if is_folder:",
         "    if False:",
         "tests/contract/test_hazards.py -k no_file",
