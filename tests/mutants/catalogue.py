@@ -2303,7 +2303,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/why.py",
-        '        case State.WAITING if facts.parked_version is not None:\n            return "parked", _parked(facts)\n',
+        '    if facts.parked_version is not None:\n        return Gate("parked", _parked(facts))\n',
         "",
         "tests/contract/test_why.py -k parked",
     ),
@@ -2867,8 +2867,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/why.py",
-        '        case State.WAITING if (facts.reason or "").startswith(HELD):\n',
-        "        case State.WAITING if facts.reason is None:\n",
+        "    if reason.startswith(HELD):\n",
+        "    if not reason:\n",
         "tests/contract/test_retry.py -k asked_why",
     ),
     Mutant(
@@ -3545,8 +3545,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/sqlite/lane.sql",
-        "order by rank, place limit",
-        "order by place, rank limit",
+        "order by rank, place,",
+        "order by place, rank,",
         "tests/contract/test_lanes.py -k of_every_lane_one_first",
     ),
     Mutant(
@@ -3593,8 +3593,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/postgres/lane.sql",
-        "order by rank, place limit",
-        "order by place, rank limit",
+        "order by rank, place,",
+        "order by place, rank,",
         "tests/contract/test_lanes.py -k of_every_lane_one_first",
     ),
     Mutant(
@@ -3635,19 +3635,19 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/postgres/lane.sql",
-        "least((permit ->> 0)::bigint, excluded.used_at)",
+        "least((permit ->> 0)::bigint, :now)",
         "(permit ->> 0)::bigint",
         "tests/contract/test_lanes.py -k steps_back",
     ),
     Mutant(
         "src/duly/lanes.py",
-        "            self._lanes_first ^= {queue}\n",
-        "            pass\n",
+        "        self._first[who] = not self._first.get(who, False)\n",
+        "        self._first[who] = False\n",
         "tests/engine/test_lanes.py -k take_turns",
     ),
     Mutant(
         "src/duly/lanes.py",
-        "                count = min(count * FURTHER, MOST)",
+        "                count = int(min(count * FURTHER, most))",
         "                break",
         "tests/engine/test_lanes.py -k full_lanes_before",
     ),
