@@ -1930,13 +1930,13 @@ MUTANTS = [
         "src/duly/store/sql/sqlite/migrations/0004_flow.sql",
         "when running >= cap then",
         "when running > cap then",
-        "tests/contract/test_why.py -k view",
+        "tests/contract/test_why.py -k view_says",
     ),
     Mutant(
         "src/duly/store/sql/postgres/migrations/0004_flow.sql",
         "when permitted >= rate_count\n",
         "when permitted > rate_count\n",
-        "tests/contract/test_why.py -k view",
+        "tests/contract/test_why.py -k view_says",
     ),
     Mutant(
         "src/duly/store/sql/sqlite/migrations/0004_flow.sql",
@@ -1948,7 +1948,7 @@ MUTANTS = [
         "src/duly/store/sql/postgres/migrations/0004_flow.sql",
         "when head_id <> id then",
         "when false then",
-        "tests/contract/test_why.py -k view",
+        "tests/contract/test_why.py -k view_says",
     ),
     Mutant(
         "src/duly/cli/why.py",

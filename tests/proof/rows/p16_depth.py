@@ -237,7 +237,7 @@ def _figure(found: dict[str, dict[str, tuple[float, float]]], high: int) -> Figu
 
 
 # Without its index a claim reads every job there is.
-breaks.sql("depth:by_index", ("claim", "where state = 'ready' and queue", "where lower(state) = 'ready' and queue"))
+breaks.sql("depth:by_index", ("claim", "where state = 'ready' and lane", "where lower(state) = 'ready' and lane"))
 
 ROW = Row(
     "P16",
