@@ -36,11 +36,11 @@ def run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[s
     )
 
 
-def complaint(answer: subprocess.CompletedProcess[str], code: int) -> str:
+def complaint(answer: subprocess.CompletedProcess[str], code: int, *, lines: int = 2) -> str:
     """A mistake is answered in a line or two on stderr, with the right exit code and no traceback."""
     assert answer.returncode == code, answer
     assert "Traceback" not in answer.stderr
-    assert len(answer.stderr.splitlines()) <= 2
+    assert len(answer.stderr.splitlines()) <= lines
     assert answer.stdout == ""
     return answer.stderr
 
