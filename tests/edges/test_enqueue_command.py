@@ -219,7 +219,8 @@ def test_a_job_that_dies_or_is_cancelled_fails_the_command_with_its_error(here, 
 
 
 def test_who_waits_for_what_nobody_runs_is_told_at_once_and_after_the_time(here, url):
-    answer = complaint(here.run("enqueue", "tasks:app", "add", "[1]", "--wait", "--timeout", "200ms", "--url", url), 1)
+    waiting = here.run("enqueue", "tasks:app", "add", "[1]", "--wait", "--timeout", "200ms", "--url", url)
+    answer = complaint(waiting, 1, lines=4)  # that it waits, for whom, and that it waits no more
     assert "no living worker knows task 'add' and serves queue 'sums': start one with duly worker tasks:app" in answer
     assert "has not ended within 200ms, and goes on" in answer
     assert jobs_in(url)[0].state is State.READY
