@@ -12,10 +12,11 @@ from __future__ import annotations
 import random
 import subprocess
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from duly import Duly
@@ -34,22 +35,25 @@ BEAT = LEASE / 3
 PATIENCE = BEAT + 0.5  # of a rescuer, between two sightings
 WINDOW = 1.0
 ON_ITS_WAY_MS = 250
-CHUNK = 20
-SETTLED_S, BROKEN_S = 60.0, 8.0
+CHUNK = 10
+SETTLED_S, BROKEN_S = 60.0, 4.0
 
 
 @dataclass(frozen=True)
 class Size:
-    """How many jobs of each kind, of how many keys, and how many seconds lie between two kills."""
+    """How many jobs of each kind, of how many keys, and how many seconds lie between two kills and two enqueues."""
 
     jobs: Mapping[str, int]
     keys: int
     every: tuple[float, float]
     kills: int
+    pause: float
 
 
-SHORT = Size({"few": 120, "few_each": 120, "paced": 40, "paced_each": 90, "line": 150}, 6, (0.6, 1.2), 3)
-FULL = Size({"few": 3000, "few_each": 7000, "paced": 600, "paced_each": 9400, "line": 10_000}, 100, (1.5, 4.0), 10_000)
+SHORT = Size({"few": 120, "few_each": 120, "paced": 40, "paced_each": 90, "line": 150}, 6, (0.6, 1.2), 3, 0.08)
+FULL = Size(
+    {"few": 3000, "few_each": 7000, "paced": 600, "paced_each": 9400, "line": 10_000}, 100, (1.5, 4.0), 10_000, 0.02
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Attempt:
     begun: float
     until: float
     late_ms: int
-    lost: bool
+    lost_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Part:
 
 def run(setting: Setting) -> Figure:
     """Have lanes served on PostgreSQL and on SQLite; without a defence only where several write at once."""
-    size = setting.pick(SHORT, FULL)
+    size = replace(SHORT, kills=1) if setting.broken else setting.pick(SHORT, FULL)
     with PostgresServer() as server:
         url = server.new_database()
         bring_up_to_date(url)
@@ -88,7 +92,8 @@ def run(setting: Setting) -> Figure:
     wrong = [each for part in parts for each in part.wrong]
     text = "; ".join(part.text for part in parts) + (f"; first: {wrong[0]}" if wrong else "")
     numbers = {name: number for part in parts for name, number in part.numbers.items()}
-    good = not wrong and all(part.drained for part in parts)
+    # Without a defence there is no time to wait for the last, and that it takes long proves nothing.
+    good = not wrong and (bool(setting.broken) or all(part.drained for part in parts))
     repeat = f"python -m tests.proof --only P22 --seed {setting.seed}{' --full' if setting.full else ''}"
     return Figure(text, good, numbers, repeat, only_slow=not wrong)
 
@@ -102,7 +107,7 @@ def _on(setting: Setting, url: str, kind: str, size: Size, processes: int) -> Pa
             workers.start()
         workers.started(processes)
         with closing(producer(workers)) as app:
-            producing = threading.Thread(target=_produce, args=(app, workers, size, random.Random(chance.random())))
+            producing = threading.Thread(target=_produce, args=(app, workers, size, random.Random(f"p {setting.seed}")))
             producing.start()
             drained = _storm(workers, producing, chance, size, BROKEN_S if setting.broken else SETTLED_S)
     return _judged(workers, kind, drained)
@@ -119,6 +124,7 @@ def _produce(app: Duly, workers: Fleet, size: Size, chance: random.Random) -> No
         for job in task.using(priority=chance.randrange(10)).enqueue_many(calls):
             workers.ledger.note("acknowledged", id=job.id)
         made[task.name] += count
+        time.sleep(size.pause)
 
 
 def _storm(workers: Fleet, producing: threading.Thread, chance: random.Random, size: Size, seconds: float) -> bool:
@@ -160,16 +166,17 @@ def _judged(workers: Fleet, kind: str, drained: bool) -> Part:
     if not findings.valid and drained:
         wrong.append(f"{kind}: {findings}")
     killed = sum(one["what"] == "killed" for one in records(workers.path))
-    lost = sum(one.lost for one in attempts)
+    waited = [_again_after(one, lanes[one.task, one.key]) for one in attempts if one.lost_at]
     counts = ", ".join(f"{sum(word in each for each in wrong)} {said}" for word, said in SAID.items())
     text = (
-        f"{kind}: {len(attempts)} attempts in {len(lanes)} lanes, {killed} processes killed in {lost} of them: "
+        f"{kind}: {len(attempts)} attempts in {len(lanes)} lanes, {killed} processes killed in {len(waited)} of them: "
         f"{counts}" + ("" if drained else f", {len(findings.lost) + len(findings.stuck)} not done")
     )
     numbers = {
         f"{kind} attempts": len(attempts),
         f"{kind} killed": killed,
-        f"{kind} lost": lost,
+        f"{kind} lost": len(waited),
+        f"{kind} again after, s": round(max(waited, default=0.0), 1),
         f"{kind} wrong": len(wrong),
         f"{kind} late, excused": excused[0],
         f"{kind} by task": {task: sum(one.task == task for one in attempts) for task in SHORT.jobs},
@@ -191,15 +198,21 @@ def _attempts(workers: Fleet) -> Iterator[Attempt]:
     for one in workers.asides("job.lease_lost"):
         told.add((one["id"], one["attempt"]))
     for one in begun:
-        end = ended.get((one["id"], one["token"], one["pid"]))
-        lost = end is None
-        if lost:  # two beats may have been late, on a machine that has much to do
-            since = max(one["at"], died.get(one["pid"], one["at"]) - 2 * BEAT)
-            end = since + LEASE + PATIENCE - 0.1
+        end, lost_at = ended.get((one["id"], one["token"], one["pid"])), None
+        if end is None:  # two beats may have been late, on a machine that has much to do
+            lost_at = died.get(one["pid"], one["at"])
+            end = max(one["at"], lost_at - 2 * BEAT) + LEASE + PATIENCE - 0.1
         elif (one["id"], one["attempt"]) in told:  # its worker came to no beat for a lease: that long it held
             end = min(end, one["at"] + LEASE)
-        assert end is not None
-        yield Attempt(one["id"], one["task"], one["key"], one["n"], one["at"], end, one["late_ms"], lost)
+        yield Attempt(one["id"], one["task"], one["key"], one["n"], one["at"], end, one["late_ms"], lost_at)
+
+
+def _again_after(lost: Attempt, attempts: Iterable[Attempt]) -> float:
+    """Say how many seconds after its worker was killed a job began again."""
+    assert lost.lost_at is not None
+    return min(
+        (one.begun - lost.lost_at for one in attempts if one.id == lost.id and one.begun > lost.begun), default=0.0
+    )
 
 
 def _found(attempts: Sequence[Attempt], excused: list[int]) -> Iterator[str]:
@@ -244,14 +257,15 @@ def _out_of_order(attempts: Iterable[Attempt]) -> Iterator[str]:
 
 SAID = {"at once": "above a cap", "began within": "above a rate", "began after": "out of order"}
 
+COUNTED = "(select count(*) from duly.duly_job where lane = walk_lane and token is not null)"
+# What runs is counted by the statement that locks the lane, and so before it waits for the lock.
 breaks.sql(
-    "p22:lock",
-    ("hold_lanes", "from walk, clock\n", "from walk, clock\n where false\n"),
-    (
-        "claim_lanes",
-        "join duly.duly_lane on duly_lane.name = walk_lane and held_by = :token::bigint",
-        "left join duly.duly_lane on duly_lane.name = walk_lane",
-    ),
+    "p22:count",
+    ("hold_lanes", "select distinct walk_lane, walk_task, :token::bigint,", f"select walk_lane, walk_task, {COUNTED},"),
+    ("hold_lanes", "from walk, clock\n", "from walk, clock\n where place = 1 or walk_lane <> first_lane\n"),
+    ("hold_lanes", "set held_by = :token::bigint", "set held_by = 0"),
+    ("claim_lanes", "on duly_lane.name = walk_lane and held_by = :token::bigint", "on duly_lane.name = walk_lane"),
+    ("claim_lanes", f"{COUNTED} as running", "coalesce(held_by, 0) as running"),
     dialects=("postgres",),
 )
 breaks.sql("p22:permit", ("claim_lanes", "select now, spent.n)", "select now, 0)"), dialects=("postgres",))
@@ -266,5 +280,5 @@ ROW = Row(
     "lanes: caps, rates and orders over 8 processes (PostgreSQL) and 4 (SQLite), workers killed at random",
     "no cap or rate exceeded, no order broken, all done; 10,000 jobs of each in full",
     run,
-    controls=("p22:lock", "p22:permit", "p22:head"),
+    controls=("p22:count", "p22:permit", "p22:head"),
 )
