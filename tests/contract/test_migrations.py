@@ -384,6 +384,7 @@ def test_a_table_that_is_missing_is_named(database: Any) -> None:
     connect, change = database
     change("drop view duly.duly_jobs")
     change("drop view duly.duly_dead")
+    change("drop view duly.duly_why")
     change("drop table duly.duly_done")
     driver = connect()
     with pytest.raises(SchemaMismatch, match="duly_done"):

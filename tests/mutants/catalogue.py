@@ -1930,13 +1930,13 @@ MUTANTS = [
         "src/duly/store/sql/sqlite/migrations/0004_flow.sql",
         "when running >= cap then",
         "when running > cap then",
-        "tests/contract/test_why.py -k view",
+        "tests/contract/test_why.py -k view_says",
     ),
     Mutant(
         "src/duly/store/sql/postgres/migrations/0004_flow.sql",
         "when permitted >= rate_count\n",
         "when permitted > rate_count\n",
-        "tests/contract/test_why.py -k view",
+        "tests/contract/test_why.py -k view_says",
     ),
     Mutant(
         "src/duly/store/sql/sqlite/migrations/0004_flow.sql",
@@ -1948,7 +1948,7 @@ MUTANTS = [
         "src/duly/store/sql/postgres/migrations/0004_flow.sql",
         "when head_id <> id then",
         "when false then",
-        "tests/contract/test_why.py -k view",
+        "tests/contract/test_why.py -k view_says",
     ),
     Mutant(
         "src/duly/cli/why.py",
@@ -2303,7 +2303,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/why.py",
-        '        case State.WAITING if facts.parked_version is not None:\n            return "parked", _parked(facts)\n',
+        '    if facts.parked_version is not None:\n        return Gate("parked", _parked(facts))\n',
         "",
         "tests/contract/test_why.py -k parked",
     ),
@@ -2867,8 +2867,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/why.py",
-        '        case State.WAITING if (facts.reason or "").startswith(HELD):\n',
-        "        case State.WAITING if facts.reason is None:\n",
+        "    if reason.startswith(HELD):\n",
+        "    if not reason:\n",
         "tests/contract/test_retry.py -k asked_why",
     ),
     Mutant(

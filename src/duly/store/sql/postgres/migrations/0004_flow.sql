@@ -85,16 +85,16 @@ with looked as (
                     where seen_at > now - 3 * beat_ms
                       and tasks::jsonb ? job.task
                       and queues::jsonb ? job.queue) as is_known,
-           (select count(*) from duly.duly_job as other
-             where other.lane = job.lane and other.token is not null) as running,
+           (select count(*) from duly.duly_job as mate
+             where mate.lane = job.lane and mate.token is not null) as running,
            (select coalesce(sum((permit ->> 1)::int), 0)
               from duly.duly_lane
              cross join lateral json_array_elements(permits::json) as permit
              where duly_lane.name = job.lane
                and (permit ->> 0)::bigint > now - coalesce(limits.set_rate_ms, limits.rate_ms) - 250) as permitted,
-           (select other.id from duly.duly_job as other
-             where other.lane = job.lane and other.seq is not null
-             order by other.seq
+           (select mate.id from duly.duly_job as mate
+             where mate.lane = job.lane and mate.seq is not null
+             order by mate.seq
              limit 1) as head_id,
            (select dead.id from duly.duly_done as dead
              where dead.lane = job.lane and dead.state = 'dead' and dead.ordering_dead = 'block'

@@ -79,16 +79,16 @@ with looked as (
                     where seen_at > now - 3 * beat_ms
                       and exists (select 1 from json_each(tasks) where value = job.task)
                       and exists (select 1 from json_each(queues) where value = job.queue)) as is_known,
-           (select count(*) from duly_job as other
-             where other.lane = job.lane and other.token is not null) as running,
+           (select count(*) from duly_job as mate
+             where mate.lane = job.lane and mate.token is not null) as running,
            (select coalesce(sum(value ->> 1), 0)
               from duly_lane
              cross join json_each(permits)
              where duly_lane.name = job.lane
                and value ->> 0 > now - coalesce(limits.set_rate_ms, limits.rate_ms) - 250) as permitted,
-           (select other.id from duly_job as other
-             where other.lane = job.lane and other.seq is not null
-             order by other.seq
+           (select mate.id from duly_job as mate
+             where mate.lane = job.lane and mate.seq is not null
+             order by mate.seq
              limit 1) as head_id,
            (select dead.id from duly_done as dead
              where dead.lane = job.lane and dead.state = 'dead' and dead.ordering_dead = 'block'
