@@ -741,7 +741,8 @@ class Simulation:
             await self._empty("select 1 from duly_job where ? > 0")
 
     async def _empty(self, sql: str) -> bool:
-        until = self.loop.now + HEALED_S
+        # One after the other in an order, with their retries and replays, jobs of two seconds take their time.
+        until = self.loop.now + HEALED_S * (3 if self.scenario.crowds else 1)
         while self.loop.now < until:
             if not self.database.conn.execute(f"{sql} limit 1", [self.database.now]).fetchone():
                 return True
