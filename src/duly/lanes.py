@@ -50,8 +50,10 @@ class Lanes:
         self.unseen = False  # whether a claim left lanes that it has not looked at
 
     async def declare(self) -> None:
-        """Write down what the code says of its tasks."""
-        await self._worker.driver.arun(store.declare(self._declared))
+        """Write down what the code says of its tasks, unless it stands there."""
+        said = {limit.task: limit for limit in await self._worker.driver.arun(store.limits())}
+        if any(_terms(said.get(name, TaskLimits(name))) != _terms(one) for name, one in self._declared.items()):
+            await self._worker.driver.arun(store.declare(self._declared))
         await self.look()
 
     async def look(self) -> None:
@@ -150,6 +152,10 @@ class Lanes:
             self._after[queue, task] = _last(lanes, self._after.get((queue, task), ""))
         if tasks:
             self._turn[queue] = _last(tasks, self._turn.get(queue, ""))
+
+
+def _terms(limits: TaskLimits) -> tuple[int | None, int | None, int | None]:
+    return limits.cap, limits.rate_count, limits.rate_ms
 
 
 def _last(names: Iterable[str], after: str) -> str:

@@ -182,6 +182,7 @@ def test_what_can_be_pruned_is_counted_as_prune_would_take_it(store: Store) -> N
     store.dead(2)
     alive(store)
     store.query("insert into duly_fire (schedule, due_at, outcome, at) values ('s', 1, 'fired', ?)", NOW)
+    store.query("insert into duly_lane (name, task, used_at) values ('t:k', 't', ?)", NOW)
     for number in range(2):
         store.query(
             "insert into duly_batch (id, name, created_at, completed_at) values (?, 'b', 1, ?)",

@@ -300,7 +300,7 @@ def test_j25_every_view_has_rows_with_readable_times(store: Store) -> None:
         views = store.query("select table_name from information_schema.views where table_schema = 'duly'")
     else:
         views = store.query("select name from sqlite_master where type = 'view'")
-    assert {row[0] for row in views} == set(times)
+    assert {row[0] for row in views} == {*times, "duly_why"}  # which has no times of its own
     for view, columns in times.items():
         where = f" where id = '{job_id}'" if view == "duly_jobs" else ""
         (row,) = store.query(f"select {', '.join(columns)} from {view}{where}")

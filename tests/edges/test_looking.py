@@ -700,7 +700,7 @@ MISTAKES = [
     Mistake("queues pause mail --for 0", 2, "--for is 0: give a time"),
     Mistake("queues resume default", 1, "queue 'default' was not paused"),
     Mistake("queues limit", 2, "Missing argument 'NAME'"),
-    Mistake("queues limit mail", 2, "say what to limit: --depth, --ageing or --retry-share"),
+    Mistake("queues limit mail", 2, "say what to limit: --depth, --ageing, --retry-share"),
     Mistake("queues limit mail --depth few", 2, "--depth is 'few': give a number, or off"),
     Mistake("queues limit mail --depth 0", 2, "depth= is 0: give how many jobs may wait"),
     Mistake("queues limit mail --ageing 1x", 2, "ageing= is '1x', where 'x' is no unit"),

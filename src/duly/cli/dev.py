@@ -210,6 +210,9 @@ def _say(text: str) -> None:
     click.echo(text, err=True)
 
 
+ASKED_BEFORE = ("limits", "depth")  # of an enqueue, which comes next and is what the person wrote
+
+
 def warn_of_blocking(driver: Driver) -> None:
     """Warn once of a sync call inside a running event loop: it works, but the loop stands still meanwhile.
 
@@ -220,7 +223,7 @@ def warn_of_blocking(driver: Driver) -> None:
 
     def noticing(op: Op[Any]) -> Any:
         nonlocal warned
-        if not warned and _in_loop():
+        if not warned and op.name not in ASKED_BEFORE and _in_loop():
             warned = True
             hint = f"the event loop stands still meanwhile: await the call with the prefix a, as in a{op.name}"
             log.warning("dev.sync_call", extra={"call": op.name, "at": _caller(), "hint": hint})
