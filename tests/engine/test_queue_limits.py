@@ -32,9 +32,9 @@ LIMIT = Limit("queue", "mail", 10, None, None, None, None, 0, "ann", "so", None)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"queue": "mail"}, "say what to limit: depth=, ageing= or retry_share="),
+        ({"queue": "mail"}, "say what to limit: depth=, ageing=, retry_share="),
         ({"depth": 5}, "give queue="),
-        ({"task": "send", "depth": 5}, "give queue="),
+        ({"task": "send", "depth": 5}, "depth= is not for a task"),
         ({"queue": "", "depth": 5}, "a name is not empty"),
         ({"queue": "mail", "depth": 0}, "depth= is 0: give how many jobs may wait, from 1"),
         ({"queue": "mail", "depth": -3}, "depth= is -3: give how many"),
