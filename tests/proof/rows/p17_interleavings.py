@@ -1498,68 +1498,6 @@ def _debounce_against_end(end: Callable[[Claimed], Op[Any]], *, behind: bool = F
         job = _running(store, behind=behind, **terms)
         return [[_debounce(2)], [end(job)]], lambda outcome: _pending(outcome, 2)
 
-
-# Lanes
-
-
-def _lanes(
-    store: PostgresStore, *keys: str, cap: int | None = None, rate: int | None = None, **terms: Any
-) -> list[str]:
-    """Enqueue a job into the lane of each key, under limits of their task; gives their ids."""
-    store.run(lanes.declare({"work": TaskLimits("work", cap, rate, rate and 60_000)}))
-    op = _into(*keys, **terms)
-    store.run(op)
-    return _ids(op)
-
-
-def _into(*keys: str, now: int | None = NOW, **terms: Any) -> Op[list[Enqueued]]:
-    jobs = [NewJob(new_id(), '{"n":1}', lane=f"work:{key}") for key in keys]
-    return ops.enqueue(Terms(task="work", **terms), jobs, now=now)
-
-
-def _ids(*made: Op[Any]) -> list[str]:
-    return [job["id"] for op in made for job in json.loads(op.params["jobs"])]
-
-
-def _go_round(
-    token: int, limit: int, *, ordered: bool = False, after: str = "", now: int | None = NOW, **more: Any
-) -> Op[lanes.Taken]:
-    walks = [Walk("work", after, ordered)]
-    return lanes.claim("default", walks, limit=limit, lanes=20, token=token, worker=f"w{token}", now=now, **more)
-
-
-def _taken(outcome: Outcome, *sessions: int) -> list[str]:
-    """Give what the last lane claims of some sessions took, and see that nobody else has it."""
-    return [job.id for session in sessions for job in outcome.answer(session).jobs]
-
-
-def _running(outcome: Outcome, key: str) -> list[str]:
-    return [row["id"] for row in outcome.rows("job", lane=f"work:{key}") if row["token"] is not None]
-
-
-def _at_most(outcome: Outcome, most: int, *keys: str) -> Iterator[str]:
-    for key in keys:
-        if len(_running(outcome, key)) > most:
-            yield f"{len(_running(outcome, key))} of {key} run, its cap is {most}"
-
-
-def _under_a_cap(limit: int, *claimers: dict[str, Any]) -> Prepare:
-    """Have a lane with five jobs, a cap of three and some who claim from it."""
-
-    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-        _lanes(store, *"aaaaa", cap=3)
-        scripts = [[_go_round(1001 + number, limit, **more)] for number, more in enumerate(claimers)]
-
-        def judge(outcome: Outcome) -> Iterator[str]:
-            yield from _at_most(outcome, 3, "a")
-            taken = _taken(outcome, *range(len(claimers)))
-            if sorted(taken) != sorted(_running(outcome, "a")):
-                yield f"{len(taken)} were answered, and {len(_running(outcome, 'a'))} run"
-            if len(taken) != 3:
-                yield f"{len(taken)} of five were taken, and there was room for three"
-
-        return scripts, judge
-
     return prepare
 
 
@@ -1612,47 +1550,6 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
         if outcome.answer(0) != outcome.answer(1):
             yield "the repetition was answered otherwise"
 
-
-race("lane claim under a cap, 2 sessions")(_under_a_cap(3, {}, {}))
-race("lane claim under a cap, 3 sessions")(_under_a_cap(2, {}, {}, {}))
-
-
-@race("lane claim under a cap against one of suspects")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    ids = _lanes(store, *"aa", cap=1)
-    store.query("update duly_job set suspect = true where id = ?", ids[0])
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        yield from _at_most(outcome, 1, "a")
-        if len(_taken(outcome, 0, 1)) != 1:
-            yield f"{len(_taken(outcome, 0, 1))} were taken, and there was room for one"
-
-    return [[_go_round(1001, 1)], [_go_round(1002, 1, alone=True)]], judge
-
-
-@race("lane claim of two lanes from different ends")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    _lanes(store, *"aabb", cap=1)
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        yield from _at_most(outcome, 1, "a", "b")
-        if len(_taken(outcome, 0, 1)) != 2:
-            yield f"{len(_taken(outcome, 0, 1))} were taken of two lanes that had room for one each"
-
-    return [[_go_round(1001, 2)], [_go_round(1002, 2, after="work:a")]], judge
-
-
-@race("lane claim against its repetition")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    _lanes(store, *"aaa", cap=2)
-    op = _go_round(1001, 2)
-    assert op.again is not None
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        held = {row["id"] for row in outcome.rows("job", token=1001)}
-        if len(held) != 2 or set(_taken(outcome, 1)) not in (held, set()):
-            yield f"the token holds {len(held)} jobs, the repetition knows {len(_taken(outcome, 1))}"
-
     return [[op], [op.again]], judge
 
 
@@ -1683,25 +1580,6 @@ def _debounce_against_ending_what_waits(end: Callable[[str], Op[Any]], **terms: 
                 yield f"the job was ended with the payload {done['payload']}"
 
         return [[_debounce(1)], [end(job_id)]], judge
-
-
-def _room_made(end: Callable[[Claimed], Op[Any]], *, told: Callable[[Any], bool] = bool, **terms: Any) -> Prepare:
-    """Have the place in a lane become free while somebody claims from it."""
-
-    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-        ids = _lanes(store, *"aa", cap=None if terms else 1, **terms)
-        ordered = bool(terms)
-        [job] = store.run(_go_round(1000, 1, ordered=ordered)).jobs
-
-        def judge(outcome: Outcome) -> Iterator[str]:
-            yield from _at_most(outcome, 1, "a")
-            taken, free = _taken(outcome, 0), told(outcome.answer(1))
-            if taken and (taken != ids[1:] or not free):
-                yield f"{taken} was taken, the place is free: {free}"
-            if outcome.before(1, 0) and free and not taken:
-                yield "a place was free, and nobody took it"
-
-        return [[_go_round(1001, 1, ordered=ordered, now=LATE)], [end(job)]], judge
 
     return prepare
 
@@ -1764,6 +1642,134 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
     return [[_debounce(1, key="a")], [_debounce(2, key="b")], [end]], judge
 
 
+# Lanes
+
+
+def _lanes(
+    store: PostgresStore, *keys: str, cap: int | None = None, rate: int | None = None, **terms: Any
+) -> list[str]:
+    """Enqueue a job into the lane of each key, under limits of their task; gives their ids."""
+    store.run(lanes.declare({"work": TaskLimits("work", cap, rate, rate and 60_000)}))
+    op = _into(*keys, **terms)
+    store.run(op)
+    return _ids(op)
+
+
+def _into(*keys: str, now: int | None = NOW, **terms: Any) -> Op[list[Enqueued]]:
+    jobs = [NewJob(new_id(), '{"n":1}', lane=f"work:{key}") for key in keys]
+    return ops.enqueue(Terms(task="work", **terms), jobs, now=now)
+
+
+def _ids(*made: Op[Any]) -> list[str]:
+    return [job["id"] for op in made for job in json.loads(op.params["jobs"])]
+
+
+def _go_round(
+    token: int, limit: int, *, ordered: bool = False, after: str = "", now: int | None = NOW, **more: Any
+) -> Op[lanes.Taken]:
+    walks = [Walk("work", after, ordered)]
+    return lanes.claim("default", walks, limit=limit, lanes=20, token=token, worker=f"w{token}", now=now, **more)
+
+
+def _taken(outcome: Outcome, *sessions: int) -> list[str]:
+    """Give what the last lane claims of some sessions took, and see that nobody else has it."""
+    return [job.id for session in sessions for job in outcome.answer(session).jobs]
+
+
+def _at_work(outcome: Outcome, key: str) -> list[str]:
+    return [row["id"] for row in outcome.rows("job", lane=f"work:{key}") if row["token"] is not None]
+
+
+def _at_most(outcome: Outcome, most: int, *keys: str) -> Iterator[str]:
+    for key in keys:
+        if len(_at_work(outcome, key)) > most:
+            yield f"{len(_at_work(outcome, key))} of {key} run, its cap is {most}"
+
+
+def _under_a_cap(limit: int, *claimers: dict[str, Any]) -> Prepare:
+    """Have a lane with five jobs, a cap of three and some who claim from it."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        _lanes(store, *"aaaaa", cap=3)
+        scripts = [[_go_round(1001 + number, limit, **more)] for number, more in enumerate(claimers)]
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            yield from _at_most(outcome, 3, "a")
+            taken = _taken(outcome, *range(len(claimers)))
+            if sorted(taken) != sorted(_at_work(outcome, "a")):
+                yield f"{len(taken)} were answered, and {len(_at_work(outcome, 'a'))} run"
+            if len(taken) != 3:
+                yield f"{len(taken)} of five were taken, and there was room for three"
+
+        return scripts, judge
+
+    return prepare
+
+
+race("lane claim under a cap, 2 sessions")(_under_a_cap(3, {}, {}))
+race("lane claim under a cap, 3 sessions")(_under_a_cap(2, {}, {}, {}))
+
+
+@race("lane claim under a cap against one of suspects")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    ids = _lanes(store, *"aa", cap=1)
+    store.query("update duly_job set suspect = true where id = ?", ids[0])
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 1, "a")
+        if len(_taken(outcome, 0, 1)) != 1:
+            yield f"{len(_taken(outcome, 0, 1))} were taken, and there was room for one"
+
+    return [[_go_round(1001, 1)], [_go_round(1002, 1, alone=True)]], judge
+
+
+@race("lane claim of two lanes from different ends")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _lanes(store, *"aabb", cap=1)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 1, "a", "b")
+        if len(_taken(outcome, 0, 1)) != 2:
+            yield f"{len(_taken(outcome, 0, 1))} were taken of two lanes that had room for one each"
+
+    return [[_go_round(1001, 2)], [_go_round(1002, 2, after="work:a")]], judge
+
+
+@race("lane claim against its repetition")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _lanes(store, *"aaa", cap=2)
+    op = _go_round(1001, 2)
+    assert op.again is not None
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        held = {row["id"] for row in outcome.rows("job", token=1001)}
+        if len(held) != 2 or set(_taken(outcome, 1)) not in (held, set()):
+            yield f"the token holds {len(held)} jobs, the repetition knows {len(_taken(outcome, 1))}"
+
+    return [[op], [op.again]], judge
+
+
+def _room_made(end: Callable[[Claimed], Op[Any]], *, told: Callable[[Any], bool] = bool, **terms: Any) -> Prepare:
+    """Have the place in a lane become free while somebody claims from it."""
+
+    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+        ids = _lanes(store, *"aa", cap=None if terms else 1, **terms)
+        ordered = bool(terms)
+        [job] = store.run(_go_round(1000, 1, ordered=ordered)).jobs
+
+        def judge(outcome: Outcome) -> Iterator[str]:
+            yield from _at_most(outcome, 1, "a")
+            taken, free = _taken(outcome, 0), told(outcome.answer(1))
+            if taken and (taken != ids[1:] or not free):
+                yield f"{taken} was taken, the place is free: {free}"
+            if outcome.before(1, 0) and free and not taken:
+                yield "a place was free, and nobody took it"
+
+        return [[_go_round(1001, 1, ordered=ordered, now=LATE)], [end(job)]], judge
+
+    return prepare
+
+
 race("lane claim against finish, success")(_room_made(lambda job: _finish(job, SUCCESS)))
 race("lane claim against finish, retry")(_room_made(lambda job: _finish(job, RETRY)))
 race("lane claim against rescue")(_room_made(_rescue))
@@ -1815,7 +1821,7 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
 
     def judge(outcome: Outcome) -> Iterator[str]:
         yield from _at_most(outcome, 2, "a")
-        if sorted(_taken(outcome, 0)) != sorted(_running(outcome, "a")):
+        if sorted(_taken(outcome, 0)) != sorted(_at_work(outcome, "a")):
             yield "what was taken is not what runs"
 
     return [[_go_round(1001, 3, now=LATE)], [ops.promote("default", 2, now=LATE)]], judge
@@ -1923,8 +1929,8 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
 
     def judge(outcome: Outcome) -> Iterator[str]:
         yield from _at_most(outcome, 2, "a")
-        if len(_running(outcome, "a")) != 2:
-            yield f"{len(_running(outcome, 'a'))} run, and there was room for two"
+        if len(_at_work(outcome, "a")) != 2:
+            yield f"{len(_at_work(outcome, 'a'))} run, and there was room for two"
 
     return [*scripts, [ops.prune("lanes", now=NOW + HOURS)]], judge
 
