@@ -272,6 +272,7 @@ class D1Store(Store):
         driver = D1Driver(self.database)
         driver.migrate()
         super().__init__(driver)
+        self.database.calls = 0  # how many migrations there were must not say which answers are lost
         self.lose(lambda call: call % 7 == 0)
 
     def lose(self, when: Callable[[int], bool] | None) -> None:

@@ -17,7 +17,7 @@ from duly.store.batches import ANYWHERE, Added, Callbacks
 from duly.store.driver import Point
 from duly.store.ops import Finish, Held, Op, Replay
 from tests.contract import test_caller
-from tests.contract.stores import CALLBACKS, NOW, PostgresStore, Store, callback, held, new_id
+from tests.contract.stores import CALLBACKS, NOW, D1Store, PostgresStore, Store, callback, held, new_id
 
 WENT_WELL = ["on_complete", "on_success"]
 
@@ -140,6 +140,8 @@ def test_b01_what_was_added_before_the_batch_was_sealed_is_still_said_to_be_adde
 
 
 def test_b01_with_a_key_each_place_is_filled_once_and_in_order(store: Store) -> None:
+    if isinstance(store, D1Store):
+        store.lose(None)  # asked again, a filling says how far the batch is by then
     batch = store.batch(key="k")
     assert store.add_as(batch, places(batch, 0, 1), filling=0).filled == 0
     before = store.snapshot()

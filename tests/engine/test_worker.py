@@ -36,6 +36,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Duly]:
     if request.param == "d1":
         driver = D1Driver(D1Mannered(tmp_path / "d1.db"))
         driver.migrate()
+        driver.database.calls = 0
         driver.database.lose = lambda call: call % 7 == 0
         made.__dict__["driver"] = driver
     yield made
