@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench import batches, growth, measure, report, schedules
+from bench import batches, growth, lanes, measure, report, schedules
 from bench.database import PostgresHome, SQLiteHome, postgres_home, refuse_memory, sqlite_home
 from bench.figures import Figure
 from duly.bench import machine, postgres, sqlite
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def which(options: argparse.Namespace) -> str:
-    return next((name for name in ("growth", "schedules", "batches") if getattr(options, name)), "latest")
+    return next((name for name in ("growth", "schedules", "batches", "lanes") if getattr(options, name)), "latest")
 
 
 def everything(options: argparse.Namespace, stores: list[str]) -> Iterator[Figure]:
@@ -75,6 +75,9 @@ def of_store(home: SQLiteHome | PostgresHome, options: argparse.Namespace) -> It
             return
         if options.batches:
             yield from batches.filled(stack.enter_context(place(home)), batches_plan(options))
+            return
+        if options.lanes:
+            yield from lanes.claimed(stack.enter_context(place(home)), lanes_plan(options))
             return
         sizes = {**SHORT, **(QUICK if options.quick else {})}
         plan = Plan(repeat=options.repeat, say=report.progress, **sizes)
@@ -121,6 +124,12 @@ def batches_plan(options: argparse.Namespace) -> batches.Plan:
     return batches.Plan(repeat=options.repeat, say=report.progress)
 
 
+def lanes_plan(options: argparse.Namespace) -> lanes.Plan:
+    if options.quick:
+        return lanes.Plan(2_000, 1_000, 1_000, options.repeat, report.progress)
+    return lanes.Plan(repeat=options.repeat, say=report.progress)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--store", choices=["sqlite", "postgres"], help="measure only this one")
@@ -130,6 +139,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--growth", action="store_true", help="instead: (h), millions of rows beside none; ten minutes")
     parser.add_argument("--schedules", action="store_true", help="instead: what firing schedules takes; a minute")
     parser.add_argument("--batches", action="store_true", help="instead: a batch of a million jobs; five minutes")
+    parser.add_argument("--lanes", action="store_true", help="instead: capped tenants beside jobs without a cap")
     parser.add_argument("--batch", type=numbers, help="jobs a claim, of the operations (default 100)")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions (default 3)")
     parser.add_argument("--quick", action="store_true", help="far less of everything: to see that it works")

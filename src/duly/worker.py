@@ -58,6 +58,7 @@ PARTS = 3  # in which quick jobs are claimed ahead: one is on its way while the 
 # After the grace time: how long a handler that was told to stop gets, and what recording that may take.
 TOLD_SECONDS = 0.3
 LAST_SECONDS = 0.6
+GOODBYE_SECONDS = 5.0
 
 
 class Worker:
@@ -254,9 +255,14 @@ class Worker:
         self._watch.close()
         await self._in_thread(self._join)
         with contextlib.suppress(DulyError, TimeoutError):
-            async with asyncio.timeout(TOLD_SECONDS):
+            async with asyncio.timeout(self._time_for_a_goodbye()):
                 await self._leave()
         self.app.events.tell("worker.stopped", worker=self.id, left=len(self._held))
+
+    def _time_for_a_goodbye(self) -> float:
+        """Say how long the database may take to hear that we go: who is in no hurry can wait until it has time."""
+        left = self._stop_at + LAST_SECONDS - self.clock() if self._stop_at else GOODBYE_SECONDS
+        return min(max(left, TOLD_SECONDS), GOODBYE_SECONDS)
 
     def _join(self) -> None:
         """Wait for the threads that can end."""

@@ -302,7 +302,6 @@ ASKED: dict[str, Asked] = {
         {
             "promote_lanes": BY_ID | {"duly_job_lane_scheduled"},
             **dict.fromkeys(("hold_lanes", "hold_ordered"), BY_ID | BY_LANE),
-            "walked_lanes": BY_LANE,
             "claim_lanes": BY_ID
             | BY_LANE
             | {"duly_job_lane_running", "duly_job_seq", "duly_job_running", "duly_done_blocks"},

@@ -316,13 +316,16 @@ def test_both_dialects_have_the_same_sections() -> None:
     assert list(sections("sqlite")) == list(sections("postgres"))
 
 
+HANDED_ON = {"claim_lanes": {"walks", "lanes"}}  # on PostgreSQL, by the section before it
+
+
 def test_both_dialects_take_the_same_parameters_in_each_section() -> None:
     for section in sections("sqlite"):
         taken = [
             {name for statement in spell(dialect, section, "named") for name in statement.parameters} - {"now"}
             for dialect in DIALECTS
         ]
-        assert taken[0] == taken[1], section
+        assert taken[0] == taken[1] | HANDED_ON.get(section, set()), section
 
 
 def test_both_databases_answer_with_the_same_columns_each_named_once(tmp_path: Path, postgres_url: str) -> None:
@@ -330,7 +333,7 @@ def test_both_databases_answer_with_the_same_columns_each_named_once(tmp_path: P
     driver = SQLiteDriver(tmp_path / "duly.db")
     driver.run(ops.clock())
     lite = driver.connect()
-    post = psycopg.connect(postgres_url, autocommit=True)
+    post = psycopg.connect(postgres_url)  # in one transaction, because some sections hand something on
     asked = {section: op.params for op in OPS for section in op.sections}
     answering = 0
     try:

@@ -12,12 +12,13 @@ from duly import backoff
 from duly.app import Duly
 from duly.tasks import Call, Task
 
-Kind: TypeAlias = Literal["async", "sync", "mixed", "typed"]
+Kind: TypeAlias = Literal["async", "sync", "mixed", "typed", "capped"]
 Note: TypeAlias = Callable[[int], int]
 
 CONCURRENCY = 10
 # One of these fails at its first attempt, by plan, in the kinds that do.
 FAILING = 100
+TENANTS = 1_000  # of the kind that has a cap for each
 SPARE = "x" * 230  # with what surrounds it, the arguments are 256 bytes of JSON
 
 
@@ -76,6 +77,8 @@ def declare(app: Duly, kind: Kind, note: Note, *, queue: str = "default") -> Tas
         case "typed":
             options: dict[str, Any] = {"key": _key, "backoff": backoff.fixed(0)}
             return app.task(queue=queue, name="bench_typed", **options)(typed)
+        case "capped":
+            return app.task(queue=queue, name="bench_capped", cap=5, cap_key=lambda n: str(n % TENANTS))(later)
 
 
 def _fail_once(n: int, times: int) -> None:

@@ -18,7 +18,7 @@ from duly.store.postgres import bring_up_to_date, describe, translate
 SCHEMA = "duly_bench"
 TABLES = (
     "duly_job", "duly_done", "duly_key", "duly_attempt", "duly_worker", "duly_event", "duly_schedule", "duly_fire",
-    "bare",
+    "duly_lane", "bare",
 )  # fmt: skip
 SHOWN = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "autovacuum")
 LOCK = "select pg_try_advisory_lock(hashtext('duly bench'))"

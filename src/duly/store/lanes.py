@@ -60,9 +60,8 @@ def claim(
         "alone": alone,
         "now": now,
     }
-    # How far it looks is asked before it takes anything: lanes that it empties are on the way no more.
     ordered = ("hold_ordered",) if any(walk.ordered for walk in walks) else ()
-    sections = ("uncompiled", "promote_lanes", "hold_lanes", *ordered, "walked_lanes", "claim_lanes")
+    sections = ("uncompiled", "promote_lanes", "hold_lanes", *ordered, "claim_lanes")
     recalled = ops.recall(token).again
     assert recalled is not None
     again = replace(recalled, read=lambda rows: Taken(ops.claimed(rows), {}))  # type: ignore[arg-type, return-value]

@@ -1999,7 +1999,7 @@ CONTROLS: dict[str, tuple[str, str, str]] = {
     "begun_guard": ("debounce", "duly_job.state <> 'running' and attempt = 0 and last_token is null and", ""),
 
 
-    "lane_lock": ("hold_lanes", "from walk, clock\n", "from walk, clock\n where false\n"),
+    "lane_lock": ("hold_lanes", " where not ordered\n", " where false\n"),
     "lane_order": ("hand_out", "group by lane\n order by lane", "group by lane\n order by min(id::text)"),
     "lane_head": ("claim_lanes", "seq is not null order by seq", "seq is not null and state = 'ready' order by seq"),
     "lane_permit": ("claim_lanes", "select now, spent.n)", "select now, 0)"),

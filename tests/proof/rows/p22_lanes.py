@@ -258,11 +258,11 @@ def _out_of_order(attempts: Iterable[Attempt]) -> Iterator[str]:
 SAID = {"at once": "above a cap", "began within": "above a rate", "began after": "out of order"}
 
 COUNTED = "(select count(*) from duly.duly_job where lane = walk_lane and token is not null)"
+COUNTED_FIRST = "(select count(*) from duly.duly_job where duly_job.lane = walk.lane and token is not null)"
 # What runs is counted by the statement that locks the lane, and so before it waits for the lock.
 breaks.sql(
     "p22:count",
-    ("hold_lanes", "select distinct walk_lane, walk_task, :token::bigint,", f"select walk_lane, walk_task, {COUNTED},"),
-    ("hold_lanes", "from walk, clock\n", "from walk, clock\n where place = 1 or walk_lane <> first_lane\n"),
+    ("hold_lanes", "select lane, task, :token::bigint,", f"select lane, task, {COUNTED_FIRST},"),
     ("hold_ordered", "set held_by = :token::bigint", "set held_by = 0"),
     ("claim_lanes", "on duly_lane.name = walk_lane and held_by = :token::bigint", "on duly_lane.name = walk_lane"),
     ("claim_lanes", f"{COUNTED} as running", "coalesce(held_by, 0) as running"),

@@ -4,7 +4,8 @@
 -- last claim ended: `:walks` has a task and the lane to begin behind, `:lanes` says how many to look at. What runs is
 -- counted from its rows, past the end of its lease too, so that no counter can leak. Differs from SQLite: the lanes are
 -- locked by a statement of their own, which leaves its token in them. In one with the claim, what is counted would have
--- been read before the lock was there, and a cap of 3 let 12 run.
+-- been read before the lock was there, and a cap of 3 let 12 run. The way round is gone once and handed on in a setting of
+-- the transaction.
 
 -- name: promote_lanes
 -- Within a lane the order is exact, so what is due stands among the ready ones before anything is chosen. The lock of
@@ -26,9 +27,8 @@ promoted as (
 select held from clock where held is null;
 
 -- name: hold_lanes
--- Of tasks without an order. Their lanes are waited for: only claims lock them, and not for long. Permits of a later hour
--- were written before the clock stepped back: they count from now on, or nothing would run for that hour. `:now` and not
--- `clock`, which was read before the lane was waited for: permits of that time would end too early.
+-- Goes round, keeps for the statements that follow which lanes it came by, and answers the last one of each task that it
+-- did not go all the way round for, perhaps: lanes that a claim empties are on the way no more.
 with recursive clock as materialized (select :now as now),
 gate as materialized (
     select name, kind
@@ -36,13 +36,13 @@ gate as materialized (
      where paused_at is not null and (paused_until is null or paused_until > now)
 ),
 asked as materialized (
-    select task as asked_task, after
+    select task as asked_task, after, ordered
       from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
-     where not ordered and task not in (select name from gate where kind = 'task')
+     where task not in (select name from gate where kind = 'task')
        and not exists (select 1 from gate where kind = 'queue' and name = :queue)
 ),
-walk (walk_task, walk_lane, first_lane, place) as (
-    select asked_task, begins, begins, 1
+walk (walk_task, ordered, walk_lane, first_lane, place) as (
+    select asked_task, ordered, begins, begins, 1
       from asked
      cross join lateral (
            select coalesce((select lane from duly.duly_job
@@ -55,7 +55,7 @@ walk (walk_task, walk_lane, first_lane, place) as (
                              order by lane limit 1)) as begins) as first
      where begins is not null
      union all
-    select walk_task,
+    select walk_task, ordered,
            coalesce((select lane from duly.duly_job
                       where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
                         and task = walk_task and lane > walk_lane
@@ -66,11 +66,27 @@ walk (walk_task, walk_lane, first_lane, place) as (
                       order by lane limit 1)), first_lane, place + 1
       from walk
      where place < :lanes::int and (place = 1 or walk_lane <> first_lane)
+),
+kept as materialized (
+    select set_config('duly.walk', coalesce(json_agg(json_build_object(
+               'task', walk_task, 'lane', walk_lane, 'place', place, 'ordered', ordered))::text, '[]'), true) as walk
+      from walk
+     where place = 1 or walk_lane <> first_lane
 )
+select task, lane
+  from kept
+ cross join lateral json_to_recordset(kept.walk::json) as walk (task text, lane text, place int)
+ where place = :lanes::int;
+-- Lanes without an order are waited for: only claims lock them, and not for long. Permits of a later hour were written
+-- before the clock stepped back: they count from now on, or nothing would run for that hour. `:now` and not `clock`, which
+-- was read before the lane was waited for: permits of that time would end too early.
+with clock as materialized (select :now as now)
 insert into duly.duly_lane (name, task, held_by, used_at)
-select distinct walk_lane, walk_task, :token::bigint, now
-  from walk, clock
- order by walk_lane
+select lane, task, :token::bigint, now
+  from json_to_recordset(current_setting('duly.walk')::json) as walk (task text, lane text collate "C", ordered boolean)
+ cross join clock
+ where not ordered
+ order by lane
     on conflict (name) do update
    set held_by = excluded.held_by,
        permits = case when duly_lane.permits = '[]' then duly_lane.permits
@@ -80,92 +96,24 @@ select distinct walk_lane, walk_task, :token::bigint, now
 -- name: hold_ordered
 -- Whoever enqueues in an order locks its lane until it commits: that one is left alone, and the commit wakes somebody.
 -- Jobs that were enqueued before their task had an order may be in a lane that is not there yet.
-with recursive clock as materialized (select :now as now),
-gate as materialized (
-    select name, kind
-      from duly.duly_queue, clock
-     where paused_at is not null and (paused_until is null or paused_until > now)
+with clock as materialized (select :now as now),
+walk as materialized (
+    select task, lane
+      from json_to_recordset(current_setting('duly.walk')::json) as walk (task text, lane text collate "C", ordered boolean)
+     where ordered
 ),
-asked as materialized (
-    select task as asked_task, after
-      from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
-     where ordered and task not in (select name from gate where kind = 'task')
-       and not exists (select 1 from gate where kind = 'queue' and name = :queue)
-),
-walk (walk_task, walk_lane, first_lane, place) as (
-    select asked_task, begins, begins, 1
-      from asked
-     cross join lateral (
-           select coalesce((select lane from duly.duly_job
-                             where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                               and task = asked_task and lane > after collate "C"
-                             order by lane limit 1),
-                           (select lane from duly.duly_job
-                             where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                               and task = asked_task
-                             order by lane limit 1)) as begins) as first
-     where begins is not null
-     union all
-    select walk_task,
-           coalesce((select lane from duly.duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                        and task = walk_task and lane > walk_lane
-                      order by lane limit 1),
-                    (select lane from duly.duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                        and task = walk_task
-                      order by lane limit 1)), first_lane, place + 1
-      from walk
-     where place < :lanes::int and (place = 1 or walk_lane <> first_lane)
-)
-insert into duly.duly_lane (name, task, used_at)
-select distinct walk_lane, walk_task, now
-  from walk, clock
- where (select name from duly.duly_lane where name = walk_lane) is null
- order by walk_lane
-    on conflict (name) do nothing;
-with recursive clock as materialized (select :now as now),
-gate as materialized (
-    select name, kind
-      from duly.duly_queue, clock
-     where paused_at is not null and (paused_until is null or paused_until > now)
-),
-asked as materialized (
-    select task as asked_task, after
-      from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
-     where ordered and task not in (select name from gate where kind = 'task')
-       and not exists (select 1 from gate where kind = 'queue' and name = :queue)
-),
-walk (walk_task, walk_lane, first_lane, place) as (
-    select asked_task, begins, begins, 1
-      from asked
-     cross join lateral (
-           select coalesce((select lane from duly.duly_job
-                             where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                               and task = asked_task and lane > after collate "C"
-                             order by lane limit 1),
-                           (select lane from duly.duly_job
-                             where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                               and task = asked_task
-                             order by lane limit 1)) as begins) as first
-     where begins is not null
-     union all
-    select walk_task,
-           coalesce((select lane from duly.duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                        and task = walk_task and lane > walk_lane
-                      order by lane limit 1),
-                    (select lane from duly.duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                        and task = walk_task
-                      order by lane limit 1)), first_lane, place + 1
-      from walk
-     where place < :lanes::int and (place = 1 or walk_lane <> first_lane)
+made as (
+    insert into duly.duly_lane (name, task, held_by, used_at)
+    select lane, task, :token::bigint, now
+      from walk, clock
+     where (select name from duly.duly_lane where name = lane) is null
+     order by lane
+        on conflict (name) do nothing
 ),
 free as materialized (
     select name
       from duly.duly_lane
-     where name = any (array(select walk_lane from walk))
+     where name = any (array(select lane from walk))
      order by name
        for update skip locked
 )
@@ -180,44 +128,18 @@ update duly.duly_lane
 -- name: claim_lanes
 -- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the
 -- tasks. In a lane that keeps an order only the first of all its jobs is looked at, whatever it waits for, and none while
--- a dead one blocks.
-with recursive clock as materialized (select :now as now, pg_try_advisory_xact_lock(:token::bigint) as held),
+-- a dead one blocks. What was paused while lanes were waited for is left alone.
+with clock as materialized (select :now as now, pg_try_advisory_xact_lock(:token::bigint) as held),
 gate as materialized (
     select name, kind
       from duly.duly_queue, clock
      where paused_at is not null and (paused_until is null or paused_until > now)
 ),
-asked as materialized (
-    select task as asked_task, after
-      from json_to_recordset(:walks::json) as asked (task text, after text)
+walk as materialized (
+    select task as walk_task, lane as walk_lane, place
+      from json_to_recordset(current_setting('duly.walk')::json) as walk (task text, lane text collate "C", place int)
      where (select held from clock) and task not in (select name from gate where kind = 'task')
        and not exists (select 1 from gate where kind = 'queue' and name = :queue)
-),
-walk (walk_task, walk_lane, first_lane, place) as (
-    select asked_task, begins, begins, 1
-      from asked
-     cross join lateral (
-           select coalesce((select lane from duly.duly_job
-                             where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                               and task = asked_task and lane > after collate "C"
-                             order by lane limit 1),
-                           (select lane from duly.duly_job
-                             where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                               and task = asked_task
-                             order by lane limit 1)) as begins) as first
-     where begins is not null
-     union all
-    select walk_task,
-           coalesce((select lane from duly.duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                        and task = walk_task and lane > walk_lane
-                      order by lane limit 1),
-                    (select lane from duly.duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                        and task = walk_task
-                      order by lane limit 1)), first_lane, place + 1
-      from walk
-     where place < :lanes::int and (place = 1 or walk_lane <> first_lane)
 ),
 looked as materialized (
     select walk_task, walk_lane, place, coalesce(set_cap, cap) as most, coalesce(set_rate_count, rate_count) as rate,
@@ -230,7 +152,7 @@ looked as materialized (
      cross join clock
       join duly.duly_lane on duly_lane.name = walk_lane and held_by = :token::bigint
       left join duly.duly_queue on kind = 'task' and duly_queue.name = walk_task
-     where duly_lane.name = any (array(select walk_lane from walk)) and (place = 1 or walk_lane <> first_lane)
+     where duly_lane.name = any (array(select walk_lane from walk))
 ),
 free as materialized (
     select walk_task, walk_lane, place, head,
@@ -304,50 +226,6 @@ select id::text, token, task, queue, priority, payload, envelope, key, attempt, 
        lane
   from taken
  order by priority desc, due_at, id;
-
--- name: walked_lanes
--- The last lane that a claim looks at, for each task that it does not go all the way round for, perhaps.
-with recursive clock as materialized (select :now as now),
-gate as materialized (
-    select name, kind
-      from duly.duly_queue, clock
-     where paused_at is not null and (paused_until is null or paused_until > now)
-),
-asked as materialized (
-    select task as asked_task, after
-      from json_to_recordset(:walks::json) as asked (task text, after text)
-     where task not in (select name from gate where kind = 'task')
-       and not exists (select 1 from gate where kind = 'queue' and name = :queue)
-),
-walk (walk_task, walk_lane, first_lane, place) as (
-    select asked_task, begins, begins, 1
-      from asked
-     cross join lateral (
-           select coalesce((select lane from duly.duly_job
-                             where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                               and task = asked_task and lane > after collate "C"
-                             order by lane limit 1),
-                           (select lane from duly.duly_job
-                             where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                               and task = asked_task
-                             order by lane limit 1)) as begins) as first
-     where begins is not null
-     union all
-    select walk_task,
-           coalesce((select lane from duly.duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                        and task = walk_task and lane > walk_lane
-                      order by lane limit 1),
-                    (select lane from duly.duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone::boolean
-                        and task = walk_task
-                      order by lane limit 1)), first_lane, place + 1
-      from walk
-     where place < :lanes::int and (place = 1 or walk_lane <> first_lane)
-)
-select walk_task as task, walk_lane as lane
-  from walk
- where place = :lanes::int and (place = 1 or walk_lane <> first_lane);
 
 -- name: laned_tasks
 -- The tasks of a queue that have ready or due jobs in lanes, each found by one step along the index. What is due is

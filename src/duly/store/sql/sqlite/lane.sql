@@ -19,6 +19,48 @@ select :token as held
  where false;
 
 -- name: hold_lanes
+-- Answers the last lane that a claim looks at, for each task that it does not go all the way round for, perhaps: lanes
+-- that the claim empties are on the way no more.
+with recursive asked as materialized (
+    select value ->> 'task' as asked_task, value ->> 'after' as after
+      from json_each(:walks)
+     where value ->> 'task' not in (
+           select name from duly_queue
+            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+       and not exists (
+           select 1 from duly_queue
+            where kind = 'queue' and name = :queue and paused_at is not null
+              and (paused_until is null or paused_until > :now))
+),
+walk (walk_task, walk_lane, first_lane, place) as (
+    select asked_task, begins, begins, 1
+      from (select asked_task,
+                   coalesce((select lane from duly_job
+                              where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
+                                and task = asked_task and lane > after
+                              order by lane limit 1),
+                            (select lane from duly_job
+                              where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
+                                and task = asked_task
+                              order by lane limit 1)) as begins
+              from asked)
+     where begins is not null
+     union all
+    select walk_task,
+           coalesce((select lane from duly_job
+                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
+                        and task = walk_task and lane > walk_lane
+                      order by lane limit 1),
+                    (select lane from duly_job
+                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
+                        and task = walk_task
+                      order by lane limit 1)), first_lane, place + 1
+      from walk
+     where place < :lanes and (place = 1 or walk_lane <> first_lane)
+)
+select walk_task as task, walk_lane as lane
+  from walk
+ where place = :lanes and (place = 1 or walk_lane <> first_lane);
 -- Only a rate has something to remember. Permits of a later hour were written before the clock stepped back: they count
 -- from now on, or nothing would run for that hour.
 with recursive rated as materialized (
@@ -67,10 +109,10 @@ select walk_lane, walk_task, :token, :now
  where exists (select 1 from json_each(duly_lane.permits) where value ->> 0 > :now);
 
 -- name: hold_ordered
--- Only PostgreSQL has something to lock.
+-- Only PostgreSQL has something to lock. No lane is called so.
 update duly_lane
    set held_by = :token
- where name = :walks and coalesce(:queue, :lanes, :alone, :now) is null;
+ where name = '';
 
 -- name: claim_lanes
 -- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the
@@ -189,49 +231,6 @@ select id, token, task, queue, priority, payload, envelope, key, attempt, max_at
   from duly_job
  where token = :token
  order by priority desc, due_at, id;
-
--- name: walked_lanes
--- The last lane that a claim looks at, for each task that it does not go all the way round for, perhaps.
-with recursive asked as materialized (
-    select value ->> 'task' as asked_task, value ->> 'after' as after
-      from json_each(:walks)
-     where value ->> 'task' not in (
-           select name from duly_queue
-            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
-       and not exists (
-           select 1 from duly_queue
-            where kind = 'queue' and name = :queue and paused_at is not null
-              and (paused_until is null or paused_until > :now))
-),
-walk (walk_task, walk_lane, first_lane, place) as (
-    select asked_task, begins, begins, 1
-      from (select asked_task,
-                   coalesce((select lane from duly_job
-                              where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                                and task = asked_task and lane > after
-                              order by lane limit 1),
-                            (select lane from duly_job
-                              where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                                and task = asked_task
-                              order by lane limit 1)) as begins
-              from asked)
-     where begins is not null
-     union all
-    select walk_task,
-           coalesce((select lane from duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                        and task = walk_task and lane > walk_lane
-                      order by lane limit 1),
-                    (select lane from duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                        and task = walk_task
-                      order by lane limit 1)), first_lane, place + 1
-      from walk
-     where place < :lanes and (place = 1 or walk_lane <> first_lane)
-)
-select walk_task as task, walk_lane as lane
-  from walk
- where place = :lanes and (place = 1 or walk_lane <> first_lane);
 
 -- name: laned_tasks
 -- The tasks of a queue that have ready or due jobs in lanes, each found by one step along the index. What is due is
