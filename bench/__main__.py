@@ -138,8 +138,10 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--growth", action="store_true", help="instead: (h), millions of rows beside none; ten minutes")
     parser.add_argument("--schedules", action="store_true", help="instead: what firing schedules takes; a minute")
-    parser.add_argument("--batches", action="store_true", help="instead: a batch of a million jobs; five minutes")
-    parser.add_argument("--lanes", action="store_true", help="instead: capped tenants beside jobs without a cap")
+    parser.add_argument("--batches", action="store_true", help="instead: a batch of a million jobs; four minutes")
+    parser.add_argument(
+        "--lanes", action="store_true", help="instead: tenants with a cap beside jobs without one; two minutes"
+    )
     parser.add_argument("--batch", type=numbers, help="jobs a claim, of the operations (default 100)")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions (default 3)")
     parser.add_argument("--quick", action="store_true", help="far less of everything: to see that it works")

@@ -30,6 +30,8 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, default=Path("proof.json"), help="where to write the table for programs")
     given = parser.parse_args()
+    if strangers := {name.upper() for name in given.only} - {*table.names()}:
+        parser.error(f"--only: there is no row {min(strangers)}; the rows are {', '.join(table.names())}")
     seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # which tells of every connection that a row ends
     began, lines = time.monotonic(), []

@@ -95,6 +95,11 @@ def rows(only: Sequence[str]) -> list[Row]:
     return [import_module(f"tests.proof.rows.{name}").ROW for name in ROWS if not wanted or _id(name) in wanted]
 
 
+def names() -> list[str]:
+    """Name the rows there are."""
+    return [_id(name) for name in ROWS]
+
+
 def _id(name: str) -> str:
     return f"P{int(name[1:3])}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.proof import table
+from tests.proof.__main__ import main
 from tests.proof.table import Figure, NotRun, Row
 
 
@@ -54,3 +55,11 @@ def test_what_cannot_be_run_says_why():
     assert (line.verdict, line.figure) == ("NOT RUN", "no such server: install it")
     assert not table.holds(line)
     assert table.holds(line, tolerant=True)
+
+
+def test_a_row_that_is_not_there_is_refused_and_those_that_are_there_are_named(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tests.proof", "--only", "p6,p7"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "--only: there is no row P6,P7; the rows are P1, P2, P3" in capsys.readouterr().err
