@@ -1,9 +1,10 @@
 """How a worker claims from lanes: it goes round them, so that nobody waits for the million jobs of another.
 
 Of each task that has lanes the worker remembers which one it served last and begins behind it. A claim looks at a few
-lanes only; where they have no room it looks at more, until it has gone all the way round or very far. Tasks take turns
-in coming first, and so do jobs with and without a lane. What is limited by a rate is claimed only for slots that are
-free: what waited here would begin later than its permit says.
+lanes only; where they have no room it looks at more, until it has gone all the way round or very far. Lanes that
+another worker claims from just now are passed by, and waited for only where there is nothing else. Tasks take turns in
+coming first, and so do jobs with and without a lane. What is limited by a rate is claimed only for slots that are free:
+what waited here would begin later than its permit says.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Lanes:
             return []
         jobs: list[Claimed] = []
         count = fewest = max(FEWEST, limit // JOBS_A_LANE)
-        most, began = self._furthest(queue, alone), self._worker.clock()
+        most, began, wait = self._furthest(queue, alone), self._worker.clock(), False
         while True:
             walks = [Walk(task, self._after.get((queue, task), ""), task in self._ordered) for task in sorted(tasks)]
             op = store.claim(
@@ -119,11 +120,15 @@ class Lanes:
                 token=keys.new_token(),
                 worker=holder,
                 alone=alone,
+                wait=wait,
             )
             taken = await self._worker.surely(op)
             self._served(queue, taken.jobs)
             jobs += taken.jobs
-            tasks = taken.cut
+            if taken.passed_by and not jobs and not wait:
+                wait = True
+                continue
+            tasks, wait = taken.cut, False
             if not tasks or len(jobs) >= limit:
                 break
             if not taken.jobs:
@@ -135,7 +140,7 @@ class Lanes:
         if not jobs and count > fewest:  # a long way, for nothing
             now = self._worker.clock()
             self._far_at[queue, alone] = now + SHARE * (now - began)
-        self.unseen = self.unseen or (bool(tasks) and not alone)
+        self.unseen = self.unseen or (not alone and (bool(tasks) or taken.passed_by))
         return jobs
 
     def _furthest(self, queue: str, alone: bool) -> float:

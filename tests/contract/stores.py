@@ -224,6 +224,9 @@ JOB_TERMS = json.dumps(
 )
 
 
+# Whether anybody waits for a lock, on PostgreSQL.
+WAITING = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+
 CALLBACKS = ("on_complete", "on_success", "on_first_dead")
 
 

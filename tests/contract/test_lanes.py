@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 
 from duly.limits import lane_of
@@ -13,7 +16,7 @@ from duly.model import Change, Claimed, Failure, NewJob, State, TaskLimits, Term
 from duly.store import lanes, ops
 from duly.store.lanes import Walk
 from duly.store.ops import Finish
-from tests.contract.stores import NOW, D1Store, Store, new_id, new_token
+from tests.contract.stores import NOW, WAITING, D1Store, PostgresStore, Store, new_id, new_token
 
 FAILED = Change(State.DEAD, error=Failure("E", "no"))
 
@@ -144,6 +147,37 @@ def test_b06_who_goes_round_begins_behind_where_he_was(store: Store) -> None:
     assert [job.lane for job in take(store, 1, after="t:b")] == ["t:c"]
     assert [job.lane for job in take(store, 1, after="t:d")] == ["t:a"]
     assert Counter(job.lane for job in take(store, 2, after="t:c")) == {"t:d": 1, "t:a": 1}
+
+
+@contextmanager
+def held(store: PostgresStore, lane: str) -> Iterator[psycopg.Connection[Any]]:
+    """Have a lane in the hands of somebody else, who has looked at it before."""
+    add(store, lane)
+    succeed(store, take(store))
+    with psycopg.connect(store.url) as other:
+        other.execute("select 1 from duly.duly_lane where name = %s for update", (lane,))
+        yield other
+
+
+def test_b06_lanes_that_another_claim_has_are_passed_by(postgres_url: str) -> None:
+    with closing(PostgresStore(postgres_url)) as store, held(store, "t:a"):
+        limit(store, cap=1)
+        add(store, "t:a", 2)
+        [free, _] = add(store, "t:b", 2)
+        op = lanes.claim("default", [Walk("t")], limit=9, lanes=9, token=new_token(), worker="w", now=NOW)
+        taken = store.run(op)
+        assert ([job.id for job in taken.jobs], taken.passed_by) == ([free], True)
+
+
+def test_b06_lanes_that_another_claim_has_are_waited_for_where_that_is_asked(postgres_url: str) -> None:
+    with closing(PostgresStore(postgres_url)) as store, held(store, "t:a") as other, ThreadPoolExecutor(1) as beside:
+        limit(store, cap=1)
+        [first, _] = add(store, "t:a", 2)
+        taken = beside.submit(take, store, wait=True)
+        while not store.query(WAITING):
+            assert not taken.done()
+        other.commit()
+        assert [job.id for job in taken.result()] == [first]
 
 
 def test_b06_a_claim_says_where_it_stopped_looking(store: Store) -> None:

@@ -297,11 +297,12 @@ ASKED: dict[str, Asked] = {
             lanes=20,
             token=9,
             worker="w",
+            wait=True,
             now=NOW,
         ),
         {
             "promote_lanes": BY_ID | {"duly_job_lane_scheduled"},
-            **dict.fromkeys(("hold_lanes", "hold_ordered"), BY_ID | BY_LANE),
+            **dict.fromkeys(("walk_lanes", "wait_for_lanes", "hold_lanes"), BY_ID | BY_LANE),
             "claim_lanes": BY_ID
             | BY_LANE
             | {"duly_job_lane_running", "duly_job_seq", "duly_job_running", "duly_done_blocks"},

@@ -129,6 +129,7 @@ def every_op() -> dict[str, list[Op[Any]]]:
             lanes.claim(
                 "q", [Walk("t"), Walk("u", ordered=True)], limit=3, lanes=9, token=77, worker="w", now=NOW
             ),
+            lanes.claim("q", [Walk("t")], limit=3, lanes=9, token=78, worker="w", wait=True, now=NOW),
         ],
         "lanes.next_permit": [lanes.next_permit("q", ["t"], now=NOW)],
         "recall": [ops.recall(1)],
@@ -316,7 +317,8 @@ def test_both_dialects_have_the_same_sections() -> None:
     assert list(sections("sqlite")) == list(sections("postgres"))
 
 
-HANDED_ON = {"claim_lanes": {"walks", "lanes"}}  # on PostgreSQL, by the section before it
+# On PostgreSQL, by the section before them.
+HANDED_ON = {"hold_lanes": {"walks", "lanes", "queue", "alone"}, "claim_lanes": {"walks", "lanes"}}
 
 
 def test_both_dialects_take_the_same_parameters_in_each_section() -> None:

@@ -6,8 +6,11 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
 
 from duly import Duly, Snooze
@@ -15,6 +18,7 @@ from duly.errors import ConfigError
 from duly.model import State
 from duly.store import lanes, ops
 from duly.worker import Worker
+from tests.contract.stores import WAITING
 from tests.engine.conftest import HOLDABLE
 
 SECONDS = 30
@@ -300,6 +304,30 @@ def test_b06_limits_of_a_task_are_written_down_when_a_worker_starts(app: Duly) -
     asyncio.run(drained(app))
     [said] = app.driver.run(lanes.limits())
     assert (said.task, said.cap, said.rate_count, said.rate_ms) == ("send", 4, 100, 60_000)
+
+
+def test_b06_a_lane_that_another_claim_has_is_waited_for_where_there_is_nothing_else(postgres_url: str) -> None:
+    ran: list[int] = []
+    with (
+        closing(Duly(postgres_url)) as app,
+        psycopg.connect(postgres_url, autocommit=True) as other,
+        ThreadPoolExecutor(1) as beside,
+    ):
+
+        @app.task(cap=1)
+        async def work(number: int) -> None:
+            ran.append(number)
+
+        work.enqueue(1)
+        asyncio.run(drained(app))
+        work.enqueue(2)
+        with other.transaction():
+            other.execute("select 1 from duly.duly_lane for update")
+            working = beside.submit(lambda: asyncio.run(drained(app)))
+            while not other.execute(WAITING).fetchall():
+                assert not working.done()
+        working.result()
+        assert ran == [1, 2]
 
 
 def test_b06_a_worker_without_lanes_sends_nothing_more_to_claim(app: Duly) -> None:

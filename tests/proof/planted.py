@@ -245,10 +245,10 @@ plant(
 def _count_first(*args: Any, **more: Any) -> Op[lanes.Taken]:
     """Count what runs, and a moment later claim into the room that there was."""
     whole = _claim_lanes(*args, **more)
-    count, claim = whole.sections[:3], whole.sections[3:]
-    rest = replace(whole, sections=("uncompiled", *claim))
+    *count, claim = whole.sections
+    rest = replace(whole, sections=("uncompiled", claim))
     nothing = lanes.Taken([], {})
-    return replace(whole, sections=count, read=lambda rows: nothing, again=None, follow=lambda answer: rest)
+    return replace(whole, sections=tuple(count), read=lambda rows: nothing, again=None, follow=lambda answer: rest)
 
 
 _claim_lanes = lanes.claim

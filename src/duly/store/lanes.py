@@ -25,10 +25,14 @@ class Walk(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a claim took of lanes, and of each task that has more lanes than it looked at the last one it did."""
+    """What a claim took of lanes, and of each task that has more lanes than it looked at the last one it did.
+
+    `passed_by`: of those that it looked at, others had some.
+    """
 
     jobs: list[Claimed]
     cut: dict[str, str]
+    passed_by: bool = False
 
 
 def claim(
@@ -41,14 +45,15 @@ def claim(
     worker: str,
     turn: str = "",
     alone: bool = False,
+    wait: bool = False,
     now: int | None = None,
 ) -> Op[Taken]:
     """Lease up to `limit` due jobs of the next `lanes` lanes of each task, within the room that each lane has.
 
     Where not all tasks get one, those behind `turn` do, which is the one that was served last. A lost answer is asked
-    for by the token, and takes nothing new. `alone` takes suspects, which nothing else does.
+    for by the token, and takes nothing new. `alone` takes suspects, which nothing else does. Lanes that another claim
+    has in its hands are passed by, or waited for.
     """
-    walks = list(walks)
     params = {
         "queue": queue,
         "walks": ops.json_text([walk._asdict() for walk in walks]),
@@ -60,8 +65,8 @@ def claim(
         "alone": alone,
         "now": now,
     }
-    ordered = ("hold_ordered",) if any(walk.ordered for walk in walks) else ()
-    sections = ("uncompiled", "promote_lanes", "hold_lanes", *ordered, "claim_lanes")
+    waiting = ("wait_for_lanes",) if wait else ()
+    sections = ("uncompiled", "promote_lanes", "walk_lanes", *waiting, "hold_lanes", "claim_lanes")
     recalled = ops.recall(token).again
     assert recalled is not None
     again = replace(recalled, read=lambda rows: Taken(ops.claimed(rows), {}))  # type: ignore[arg-type, return-value]
@@ -70,7 +75,8 @@ def claim(
 
 def _taken(rows: Rows) -> Taken:
     cut = {row[0]: row[1] for row in rows if len(row) == len(("task", "lane"))}
-    return Taken(ops.claimed([row for row in rows if len(row) > len(("task", "lane"))]), cut)
+    passed_by = any(len(row) == len(("passed_by",)) for row in rows)
+    return Taken(ops.claimed([row for row in rows if len(row) > len(("task", "lane"))]), cut, passed_by)
 
 
 def tasks(queue: str) -> Op[list[str]]:

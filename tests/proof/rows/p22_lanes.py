@@ -258,12 +258,13 @@ def _out_of_order(attempts: Iterable[Attempt]) -> Iterator[str]:
 SAID = {"at once": "above a cap", "began within": "above a rate", "began after": "out of order"}
 
 COUNTED = "(select count(*) from duly.duly_job where lane = walk_lane and token is not null)"
-COUNTED_FIRST = "(select count(*) from duly.duly_job where duly_job.lane = walk.lane and token is not null)"
+COUNTED_FIRST = COUNTED.replace("walk_lane", "duly_lane.name")
 # What runs is counted by the statement that locks the lane, and so before it waits for the lock.
 breaks.sql(
     "p22:count",
-    ("hold_lanes", "select lane, task, :token::bigint,", f"select lane, task, {COUNTED_FIRST},"),
-    ("hold_ordered", "set held_by = :token::bigint", "set held_by = 0"),
+    ("hold_lanes", "select lane, task, :token::bigint,", "select lane, task, 0,"),
+    ("hold_lanes", "for update skip locked", "for update"),
+    ("hold_lanes", "set held_by = :token::bigint", f"set held_by = {COUNTED_FIRST}"),
     ("claim_lanes", "on duly_lane.name = walk_lane and held_by = :token::bigint", "on duly_lane.name = walk_lane"),
     ("claim_lanes", f"{COUNTED} as running", "coalesce(held_by, 0) as running"),
     dialects=("postgres",),

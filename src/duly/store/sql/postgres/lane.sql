@@ -26,7 +26,7 @@ promoted as (
 )
 select held from clock where held is null;
 
--- name: hold_lanes
+-- name: walk_lanes
 -- Goes round, keeps for the statements that follow which lanes it came by, and answers the last one of each task that it
 -- did not go all the way round for, perhaps: lanes that a claim empties are on the way no more.
 with recursive clock as materialized (select :now as now),
@@ -77,9 +77,9 @@ select task, lane
   from kept
  cross join lateral json_to_recordset(kept.walk::json) as walk (task text, lane text, place int)
  where place = :lanes::int;
--- Lanes without an order are waited for: only claims lock them, and not for long. Permits of a later hour were written
--- before the clock stepped back: they count from now on, or nothing would run for that hour. `:now` and not `clock`, which
--- was read before the lane was waited for: permits of that time would end too early.
+
+-- name: wait_for_lanes
+-- Of tasks without an order: only claims lock those, and not for long.
 with clock as materialized (select :now as now)
 insert into duly.duly_lane (name, task, held_by, used_at)
 select lane, task, :token::bigint, now
@@ -88,24 +88,22 @@ select lane, task, :token::bigint, now
  where not ordered
  order by lane
     on conflict (name) do update
-   set held_by = excluded.held_by,
-       permits = case when duly_lane.permits = '[]' then duly_lane.permits
-                 else (select json_agg(json_build_array(least((permit ->> 0)::bigint, :now), permit -> 1))::text
-                         from json_array_elements(duly_lane.permits::json) as permit) end;
+   set held_by = excluded.held_by;
 
--- name: hold_ordered
--- Whoever enqueues in an order locks its lane until it commits: that one is left alone, and the commit wakes somebody.
--- Jobs that were enqueued before their task had an order may be in a lane that is not there yet.
-with clock as materialized (select :now as now),
-walk as materialized (
+-- name: hold_lanes
+-- Lanes that somebody else has locked are passed by, or workers would go round side by side, each waiting for the other.
+-- Whoever enqueues in an order locks its lane until it commits, and the commit wakes somebody. Answers whether other lanes
+-- were passed by. Permits of a later hour were written before the clock stepped back: they count from now on, or nothing
+-- would run for that hour. `:now` and not a time that was read before a lane was waited for: permits of that time would
+-- end too early.
+with walk as materialized (
     select task, lane
-      from json_to_recordset(current_setting('duly.walk')::json) as walk (task text, lane text collate "C", ordered boolean)
-     where ordered
+      from json_to_recordset(current_setting('duly.walk')::json) as walk (task text, lane text collate "C")
 ),
 made as (
     insert into duly.duly_lane (name, task, held_by, used_at)
-    select lane, task, :token::bigint, now
-      from walk, clock
+    select lane, task, :token::bigint, :now
+      from walk
      where (select name from duly.duly_lane where name = lane) is null
      order by lane
         on conflict (name) do nothing
@@ -120,10 +118,14 @@ free as materialized (
 update duly.duly_lane
    set held_by = :token::bigint,
        permits = case when permits = '[]' then permits
-                 else (select json_agg(json_build_array(least((permit ->> 0)::bigint, now), permit -> 1))::text
+                 else (select json_agg(json_build_array(least((permit ->> 0)::bigint, :now), permit -> 1))::text
                          from json_array_elements(permits::json) as permit) end
-  from clock
  where name = any (array(select name from free));
+select true as passed_by
+ where exists (
+       select 1
+         from json_to_recordset(current_setting('duly.walk')::json) as walk (lane text collate "C", ordered boolean)
+        where not ordered and (select held_by from duly.duly_lane where name = lane) is distinct from :token::bigint);
 
 -- name: claim_lanes
 -- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the

@@ -18,7 +18,7 @@ update duly_job
 select :token as held
  where false;
 
--- name: hold_lanes
+-- name: walk_lanes
 -- Answers the last lane that a claim looks at, for each task that it does not go all the way round for, perhaps: lanes
 -- that the claim empties are on the way no more.
 with recursive asked as materialized (
@@ -61,6 +61,14 @@ walk (walk_task, walk_lane, first_lane, place) as (
 select walk_task as task, walk_lane as lane
   from walk
  where place = :lanes and (place = 1 or walk_lane <> first_lane);
+
+-- name: wait_for_lanes
+-- Only PostgreSQL has something to wait for. No lane is called so.
+update duly_lane
+   set held_by = :token
+ where name = '';
+
+-- name: hold_lanes
 -- Only a rate has something to remember. Permits of a later hour were written before the clock stepped back: they count
 -- from now on, or nothing would run for that hour.
 with recursive rated as materialized (
@@ -107,12 +115,8 @@ select walk_lane, walk_task, :token, :now
     on conflict (name) do update
    set permits = (select json_group_array(json_array(min(value ->> 0, :now), value ->> 1)) from json_each(duly_lane.permits))
  where exists (select 1 from json_each(duly_lane.permits) where value ->> 0 > :now);
-
--- name: hold_ordered
--- Only PostgreSQL has something to lock. No lane is called so.
-update duly_lane
-   set held_by = :token
- where name = '';
+select true as passed_by
+ where false;
 
 -- name: claim_lanes
 -- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the
