@@ -140,7 +140,7 @@ class Lanes:
         if not jobs and count > fewest:  # a long way, for nothing
             now = self._worker.clock()
             self._far_at[queue, alone] = now + SHARE * (now - began)
-        self.unseen = self.unseen or (not alone and (bool(tasks) or taken.passed_by))
+        self.unseen = self.unseen or (bool(tasks) and not alone)
         return jobs
 
     def _furthest(self, queue: str, alone: bool) -> float:

@@ -307,27 +307,27 @@ def test_b06_limits_of_a_task_are_written_down_when_a_worker_starts(app: Duly) -
 
 
 def test_b06_a_lane_that_another_claim_has_is_waited_for_where_there_is_nothing_else(postgres_url: str) -> None:
-    ran: list[int] = []
+    ran: list[str] = []
     with (
         closing(Duly(postgres_url)) as app,
         psycopg.connect(postgres_url, autocommit=True) as other,
         ThreadPoolExecutor(1) as beside,
     ):
 
-        @app.task(cap=1)
-        async def work(number: int) -> None:
-            ran.append(number)
+        @app.task(cap=1, cap_key=lambda tenant: tenant)
+        async def work(tenant: str) -> None:
+            ran.append(tenant)
 
-        work.enqueue(1)
+        work.enqueue("a")
         asyncio.run(drained(app))
-        work.enqueue(2)
+        work.enqueue_many(work.call(tenant) for tenant in "ab")
         with other.transaction():
             other.execute("select 1 from duly.duly_lane for update")
             working = beside.submit(lambda: asyncio.run(drained(app)))
             while not other.execute(WAITING).fetchall():
                 assert not working.done()
         working.result()
-        assert ran == [1, 2]
+        assert ran == ["a", "b", "a"]
 
 
 def test_b06_a_worker_without_lanes_sends_nothing_more_to_claim(app: Duly) -> None:

@@ -3634,6 +3634,24 @@ MUTANTS = [
         "tests/contract/test_lanes.py -k steps_back",
     ),
     Mutant(
+        "src/duly/lanes.py",
+        "if taken.passed_by and not jobs and not wait:",
+        "if False:",
+        "tests/engine/test_lanes.py -k nothing_else",
+    ),
+    Mutant(
+        "src/duly/store/lanes.py",
+        '("wait_for_lanes",) if wait else ()',
+        "()",
+        "tests/contract/test_lanes.py -k where_that_is_asked",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/lane.sql",
+        "where not ordered and (select held_by",
+        "where false and (select held_by",
+        "tests/contract/test_lanes.py -k are_passed_by",
+    ),
+    Mutant(
         "src/duly/store/sql/postgres/lane.sql",
         "least((permit ->> 0)::bigint, :now)",
         "(permit ->> 0)::bigint",
