@@ -310,7 +310,8 @@ def test_b06_a_lane_that_another_claim_has_is_waited_for_where_there_is_nothing_
     ran: list[str] = []
     with (
         closing(Duly(postgres_url)) as app,
-        psycopg.connect(postgres_url, autocommit=True) as other,
+        psycopg.connect(postgres_url) as other,
+        psycopg.connect(postgres_url, autocommit=True) as watching,  # in a transaction, it would see the same for ever
         ThreadPoolExecutor(1) as beside,
     ):
 
@@ -321,11 +322,11 @@ def test_b06_a_lane_that_another_claim_has_is_waited_for_where_there_is_nothing_
         work.enqueue("a")
         asyncio.run(drained(app))
         work.enqueue_many(work.call(tenant) for tenant in "ab")
-        with other.transaction():
-            other.execute("select 1 from duly.duly_lane for update")
-            working = beside.submit(lambda: asyncio.run(drained(app)))
-            while not other.execute(WAITING).fetchall():
-                assert not working.done()
+        other.execute("select 1 from duly.duly_lane for update")
+        working = beside.submit(lambda: asyncio.run(drained(app)))
+        while not watching.execute(WAITING).fetchall():
+            assert not working.done()
+        other.commit()
         working.result()
         assert ran == ["a", "b", "a"]
 
