@@ -108,7 +108,7 @@ class Lanes:
             return []
         jobs: list[Claimed] = []
         count = fewest = max(FEWEST, limit // JOBS_A_LANE)
-        most, began, wait = self._furthest(queue, alone), self._worker.clock(), False
+        most, began, wait, unseen = self._furthest(queue, alone), self._worker.clock(), False, False
         while True:
             walks = [Walk(task, self._after.get((queue, task), ""), task in self._ordered) for task in sorted(tasks)]
             op = store.claim(
@@ -128,6 +128,7 @@ class Lanes:
             if taken.passed_by and not jobs and not wait:
                 wait = True
                 continue
+            unseen = unseen or taken.passed_by or not taken.known
             tasks, wait = taken.cut, False
             if not tasks or len(jobs) >= limit:
                 break
@@ -140,7 +141,7 @@ class Lanes:
         if not jobs and count > fewest:  # a long way, for nothing
             now = self._worker.clock()
             self._far_at[queue, alone] = now + SHARE * (now - began)
-        self.unseen = self.unseen or (bool(tasks) and not alone)
+        self.unseen = self.unseen or ((unseen or bool(tasks)) and not alone)
         return jobs
 
     def _furthest(self, queue: str, alone: bool) -> float:

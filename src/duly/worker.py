@@ -254,15 +254,27 @@ class Worker:
         await self.children.close()
         self._watch.close()
         await self._in_thread(self._join)
-        with contextlib.suppress(DulyError, TimeoutError):
-            async with asyncio.timeout(self._time_for_a_goodbye()):
-                await self._leave()
+        await self._say_goodbye()
         self.app.events.tell("worker.stopped", worker=self.id, left=len(self._held))
 
-    def _time_for_a_goodbye(self) -> float:
-        """Say how long the database may take to hear that we go: who is in no hurry can wait until it has time."""
-        left = self._stop_at + LAST_SECONDS - self.clock() if self._stop_at else GOODBYE_SECONDS
-        return min(max(left, TOLD_SECONDS), GOODBYE_SECONDS)
+    async def _say_goodbye(self) -> None:
+        """Leave, for as long as the database may take to hear it; that may become less meanwhile."""
+        began, leaving = self.clock(), asyncio.create_task(self._leave())
+        try:
+            while not leaving.done() and (left := self._time_for_a_goodbye(began)) > 0:
+                self._stop_told.clear()
+                told = asyncio.create_task(self._stop_told.wait())
+                await asyncio.wait({leaving, told}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                told.cancel()
+        finally:
+            leaving.cancel()
+        with contextlib.suppress(DulyError, asyncio.CancelledError):
+            await leaving
+
+    def _time_for_a_goodbye(self, began: float) -> float:
+        """Say how many seconds are left: who is in no hurry can wait until the database has time."""
+        until = self._stop_at + LAST_SECONDS if self._stop_at else began + GOODBYE_SECONDS
+        return min(max(until, began + TOLD_SECONDS), began + GOODBYE_SECONDS) - self.clock()
 
     def _join(self) -> None:
         """Wait for the threads that can end."""

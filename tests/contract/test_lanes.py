@@ -16,7 +16,9 @@ from duly.model import Change, Claimed, Failure, NewJob, State, TaskLimits, Term
 from duly.store import lanes, ops
 from duly.store.lanes import Walk
 from duly.store.ops import Finish
+from duly.store.postgres import bring_up_to_date
 from tests.contract.stores import NOW, WAITING, D1Store, PostgresStore, Store, new_id, new_token
+from tests.servers.postgres import PostgresServer
 
 FAILED = Change(State.DEAD, error=Failure("E", "no"))
 
@@ -178,6 +180,23 @@ def test_b06_lanes_that_another_claim_has_are_waited_for_where_that_is_asked(pos
             assert not taken.done()
         other.commit()
         assert [job.id for job in taken.result()] == [first]
+
+
+def test_b06_tasks_take_turns_whatever_order_the_database_has_for_text(postgres: PostgresServer) -> None:
+    with psycopg.connect(postgres.url, autocommit=True) as admin:
+        admin.execute("create database turns template template0 locale 'C' locale_provider icu icu_locale 'en-US'")
+    url = postgres.url_of("turns")
+    bring_up_to_date(url)
+    with closing(PostgresStore(url)) as store:
+        served = [""]
+        for task in ("a", "B", "c"):
+            limit(store, task, cap=9)
+            add(store, f"{task}:", 2, task=task)
+        for _ in range(6):
+            [job] = take(store, 1, tasks=("B", "a", "c"), turn=served[-1])
+            served.append(job.task)
+    postgres.drop(url)
+    assert served[1:] == ["B", "a", "c"] * 2
 
 
 def test_b06_a_claim_says_where_it_stopped_looking(store: Store) -> None:

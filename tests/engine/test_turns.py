@@ -290,3 +290,41 @@ def test_a_claim_whose_empty_answer_comes_after_a_retry_was_recorded_does_not_en
     assert late
     assert found is not None
     assert (found.state, found.attempt) == (State.DEAD, 2)
+
+
+def test_a_drain_waits_until_a_slow_database_has_heard_that_it_goes(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duly.worker.TOLD_SECONDS", 0.0)
+
+    @app.task
+    async def one() -> None: ...
+
+    one.enqueue()
+    slowed(app, "leave", lambda op: asyncio.sleep(0.05))
+    asyncio.run(drained(app))
+    assert app.workers() == []
+
+
+def test_j18_a_goodbye_that_nobody_hears_is_cut_short_by_the_second_signal(
+    app: Duly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.worker.GOODBYE_SECONDS", 3600.0)
+
+    async def twice_told() -> None:
+        started, leaving = asyncio.Event(), asyncio.Event()
+
+        async def for_ever(op: Op[Any]) -> None:
+            leaving.set()
+            await asyncio.Event().wait()
+
+        slowed(app, "leave", for_ever)
+        worker = Worker(app, signals=False, grace="30m")
+        app.events.listen(lambda name, fields: started.set() if name == "worker.started" else None)
+        running = asyncio.create_task(worker.run())
+        await asyncio.wait_for(started.wait(), SECONDS)
+        worker.stop()
+        await asyncio.wait_for(leaving.wait(), SECONDS)
+        assert not running.done()
+        worker.stop()
+        await asyncio.wait_for(running, SECONDS)
+
+    asyncio.run(twice_told())

@@ -3634,6 +3634,36 @@ MUTANTS = [
         "tests/contract/test_lanes.py -k steps_back",
     ),
     Mutant(
+        "src/duly/worker.py",
+        "self._stop_at + LAST_SECONDS if self._stop_at else began + GOODBYE_SECONDS",
+        "began + TOLD_SECONDS",
+        "tests/engine/test_turns.py -k has_heard_that_it_goes",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "await asyncio.wait({leaving, told}, timeout=left",
+        "await asyncio.wait({leaving}, timeout=left",
+        "tests/engine/test_turns.py -k goodbye",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/lane.sql",
+        'walk_task collate "C" limit',
+        "walk_task limit",
+        "tests/contract/test_lanes.py -k whatever_order",
+    ),
+    Mutant(
+        "src/duly/lanes.py",
+        "unseen or taken.passed_by or not taken.known",
+        "unseen or not taken.known",
+        "tests/engine/test_lanes.py -k left_for_later",
+    ),
+    Mutant(
+        "src/duly/lanes.py",
+        "unseen or taken.passed_by or not taken.known",
+        "unseen or taken.passed_by",
+        "tests/engine/test_lanes.py -k was_not_answered",
+    ),
+    Mutant(
         "src/duly/lanes.py",
         "if taken.passed_by and not jobs and not wait:",
         "if False:",

@@ -27,12 +27,13 @@ class Walk(NamedTuple):
 class Taken(NamedTuple):
     """What a claim took of lanes, and of each task that has more lanes than it looked at the last one it did.
 
-    `passed_by`: of those that it looked at, others had some.
+    `passed_by`: of those that it looked at, others had some. Where the answer was lost, none of this is `known`.
     """
 
     jobs: list[Claimed]
     cut: dict[str, str]
     passed_by: bool = False
+    known: bool = True
 
 
 def claim(
@@ -69,14 +70,14 @@ def claim(
     sections = ("uncompiled", "promote_lanes", "walk_lanes", *waiting, "hold_lanes", "claim_lanes")
     recalled = ops.recall(token).again
     assert recalled is not None
-    again = replace(recalled, read=lambda rows: Taken(ops.claimed(rows), {}))  # type: ignore[arg-type, return-value]
-    return Op("claim", sections, params, _taken, again=again)  # type: ignore[arg-type]
+    return Op("claim", sections, params, _taken, again=replace(recalled, read=_taken))  # type: ignore[arg-type]
 
 
 def _taken(rows: Rows) -> Taken:
     cut = {row[0]: row[1] for row in rows if len(row) == len(("task", "lane"))}
-    passed_by = any(len(row) == len(("passed_by",)) for row in rows)
-    return Taken(ops.claimed([row for row in rows if len(row) > len(("task", "lane"))]), cut, passed_by)
+    said = [bool(row[0]) for row in rows if len(row) == len(("passed_by",))]
+    jobs = ops.claimed([row for row in rows if len(row) > len(("task", "lane"))])
+    return Taken(jobs, cut, passed_by=any(said), known=bool(said))
 
 
 def tasks(queue: str) -> Op[list[str]]:

@@ -1714,6 +1714,19 @@ race("lane claim under a cap, 2 sessions that pass by")(_under_a_cap(3, PASSING,
 race("lane claim under a cap, 3 sessions, 2 of which pass by")(_under_a_cap(2, {}, PASSING, PASSING))
 
 
+@race("lane claim that waits against one that passes by, and a lane that is not made yet")
+def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
+    _lanes(store, *"aabb", cap=1)
+    store.query("insert into duly_lane (name, task, used_at) values ('work:b', 'work', ?)", NOW)
+
+    def judge(outcome: Outcome) -> Iterator[str]:
+        yield from _at_most(outcome, 1, "a", "b")
+        if len(_taken(outcome, 0, 1)) != 2 and not outcome.answer(1).passed_by:
+            yield f"{len(_taken(outcome, 0, 1))} were taken of two lanes that had room for one each"
+
+    return [[_go_round(1001, 2)], [_go_round(1002, 2, wait=False)]], judge
+
+
 @race("lane claim under a cap against one of suspects")
 def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
     ids = _lanes(store, *"aa", cap=1)
@@ -2003,7 +2016,7 @@ CONTROLS: dict[str, tuple[str, str, str]] = {
     "begun_guard": ("debounce", "duly_job.state <> 'running' and attempt = 0 and last_token is null and", ""),
 
 
-    "lane_lock": ("wait_for_lanes", " where not ordered\n", " where false\n"),
+    "lane_lock": ("wait_for_lanes", "where not ordered or", "where false and"),
     "lane_order": ("hand_out", "group by lane\n order by lane", "group by lane\n order by min(id::text)"),
     "lane_head": ("claim_lanes", "seq is not null order by seq", "seq is not null and state = 'ready' order by seq"),
     "lane_permit": ("claim_lanes", "select now, spent.n)", "select now, 0)"),
@@ -2012,7 +2025,7 @@ CONTROLS: dict[str, tuple[str, str, str]] = {
 ALONG = {
     "fill_guard": (("count_filled", "and filled = :filling::bigint", ""),),
     "lane_lock": (("hold_lanes", "where (select name from duly.duly_lane where name = lane) is null", "where false"),
-                  ("hold_lanes", "where name = any (array(select lane from walk))\n", "where false\n"),
+                  ("hold_lanes", "where name = any (array(\n", "where false and name = any (array(\n"),
                   ("claim_lanes", "join duly.duly_lane on duly_lane.name = walk_lane and held_by = :token::bigint",
                    "left join duly.duly_lane on duly_lane.name = walk_lane"),),
 }  # fmt: skip

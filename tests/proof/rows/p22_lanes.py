@@ -262,7 +262,6 @@ COUNTED_FIRST = COUNTED.replace("walk_lane", "duly_lane.name")
 # What runs is counted by the statement that locks the lane, and so before it waits for the lock.
 breaks.sql(
     "p22:count",
-    ("hold_lanes", "select lane, task, :token::bigint,", "select lane, task, 0,"),
     ("hold_lanes", "for update skip locked", "for update"),
     ("hold_lanes", "set held_by = :token::bigint", f"set held_by = {COUNTED_FIRST}"),
     ("claim_lanes", "on duly_lane.name = walk_lane and held_by = :token::bigint", "on duly_lane.name = walk_lane"),

@@ -79,13 +79,14 @@ select task, lane
  where place = :lanes::int;
 
 -- name: wait_for_lanes
--- Of tasks without an order: only claims lock those, and not for long.
+-- Of tasks without an order: only claims lock those, and not for long. Rows that are not there yet are waited for too,
+-- where another claim makes them just now: so they are all made here, in the order in which everybody waits.
 with clock as materialized (select :now as now)
 insert into duly.duly_lane (name, task, held_by, used_at)
 select lane, task, :token::bigint, now
   from json_to_recordset(current_setting('duly.walk')::json) as walk (task text, lane text collate "C", ordered boolean)
  cross join clock
- where not ordered
+ where not ordered or (select name from duly.duly_lane where name = lane) is null
  order by lane
     on conflict (name) do update
    set held_by = excluded.held_by;
@@ -93,25 +94,23 @@ select lane, task, :token::bigint, now
 -- name: hold_lanes
 -- Lanes that somebody else has locked are passed by, or workers would go round side by side, each waiting for the other.
 -- Whoever enqueues in an order locks its lane until it commits, and the commit wakes somebody. Answers whether other lanes
--- were passed by. Permits of a later hour were written before the clock stepped back: they count from now on, or nothing
+-- were passed by. A lane is made by a statement of its own: whoever waits for somebody who makes it too has locked none.
+-- Permits of a later hour were written before the clock stepped back: they count from now on, or nothing
 -- would run for that hour. `:now` and not a time that was read before a lane was waited for: permits of that time would
 -- end too early.
-with walk as materialized (
-    select task, lane
-      from json_to_recordset(current_setting('duly.walk')::json) as walk (task text, lane text collate "C")
-),
-made as (
-    insert into duly.duly_lane (name, task, held_by, used_at)
-    select lane, task, :token::bigint, :now
-      from walk
-     where (select name from duly.duly_lane where name = lane) is null
-     order by lane
-        on conflict (name) do nothing
-),
-free as materialized (
+with clock as materialized (select :now as now)
+insert into duly.duly_lane (name, task, used_at)
+select lane, task, now
+  from json_to_recordset(current_setting('duly.walk')::json) as walk (task text, lane text collate "C")
+ cross join clock
+ where (select name from duly.duly_lane where name = lane) is null
+ order by lane
+    on conflict (name) do nothing;
+with free as materialized (
     select name
       from duly.duly_lane
-     where name = any (array(select lane from walk))
+     where name = any (array(
+           select lane from json_to_recordset(current_setting('duly.walk')::json) as walk (lane text)))
      order by name
        for update skip locked
 )
@@ -121,11 +120,11 @@ update duly.duly_lane
                  else (select json_agg(json_build_array(least((permit ->> 0)::bigint, :now), permit -> 1))::text
                          from json_array_elements(permits::json) as permit) end
  where name = any (array(select name from free));
-select true as passed_by
- where exists (
+select exists (
        select 1
          from json_to_recordset(current_setting('duly.walk')::json) as walk (lane text collate "C", ordered boolean)
-        where not ordered and (select held_by from duly.duly_lane where name = lane) is distinct from :token::bigint);
+        where not ordered and (select held_by from duly.duly_lane where name = lane) is distinct from :token::bigint)
+       as passed_by;
 
 -- name: claim_lanes
 -- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the
@@ -188,7 +187,7 @@ picked as materialized (
              limit 1) is null
 ),
 chosen as materialized (
-    select id from picked order by rank, place, walk_task collate "C" <= :turn, walk_task limit :limit::int
+    select id from picked order by rank, place, walk_task collate "C" <= :turn, walk_task collate "C" limit :limit::int
 ),
 locked as materialized (
     select id

@@ -115,8 +115,7 @@ select walk_lane, walk_task, :token, :now
     on conflict (name) do update
    set permits = (select json_group_array(json_array(min(value ->> 0, :now), value ->> 1)) from json_each(duly_lane.permits))
  where exists (select 1 from json_each(duly_lane.permits) where value ->> 0 > :now);
-select true as passed_by
- where false;
+select false as passed_by;
 
 -- name: claim_lanes
 -- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the
