@@ -789,6 +789,8 @@ class Simulation:
             return  # asked again
         sql = "select id, due_at, expires_at, attempt from duly_job where token = ?"
         taken = self.database.conn.execute(sql, [token]).fetchall()
+        if not taken:
+            return  # it only looked
         self.ledger.claims[token] = self.loop.now
         if self.database.conn.execute("select 1 from duly_queue where paused_at is not null").fetchone():
             self.ledger.unjust.append(f"claimed while the queue is paused: {taken}")
