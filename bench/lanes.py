@@ -12,7 +12,7 @@ from bench.figures import Figure, Target, alone, compared
 from bench.schedules import worked
 from duly.app import Duly
 from duly.bench.draining import ASYNC, TWO, Way, drain, fill
-from duly.bench.load import TENANTS
+from duly.bench.load import CAP, TENANTS
 from duly.bench.place import Place
 from duly.tasks import Task
 
@@ -20,7 +20,6 @@ CAPPED, CAPPED_TWO = Way("capped"), Way("capped", workers=2)
 HALF = Target(at_least=0.5)
 SOON = Target(at_most=2)
 FEW = 10
-CAP = 5
 HANDLER_S = 0.02
 
 
@@ -58,7 +57,7 @@ def in_turns(place: Place, plan: Plan, way: Way, beside: Way) -> dict[str, list[
 
 
 def beside_resting(lanes: int) -> Callable[[Place, Way, int], None]:
-    """Give a filler that leaves so many lanes behind which nobody waits in."""
+    """Give a filler that adds so many lanes in which nobody waits."""
 
     def filler(place: Place, way: Way, jobs: int) -> None:
         numbers = f"with recursive n (n) as (select 1 union all select n + 1 from n where n < {lanes})"

@@ -58,7 +58,7 @@ PARTS = 3  # in which quick jobs are claimed ahead: one is on its way while the 
 # After the grace time: how long a handler that was told to stop gets, and what recording that may take.
 TOLD_SECONDS = 0.3
 LAST_SECONDS = 0.6
-GOODBYE_SECONDS = 5.0
+GOODBYE_SECONDS = 5.0  # at most, where nobody waits for us to go
 
 
 class Worker:

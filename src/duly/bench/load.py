@@ -18,7 +18,7 @@ Note: TypeAlias = Callable[[int], int]
 CONCURRENCY = 10
 # One of these fails at its first attempt, by plan, in the kinds that do.
 FAILING = 100
-TENANTS = 1_000  # of the kind that has a cap for each
+TENANTS, CAP = 1_000, 5  # of the kind that has a cap for each
 SPARE = "x" * 230  # with what surrounds it, the arguments are 256 bytes of JSON
 
 
@@ -78,7 +78,7 @@ def declare(app: Duly, kind: Kind, note: Note, *, queue: str = "default") -> Tas
             options: dict[str, Any] = {"key": _key, "backoff": backoff.fixed(0)}
             return app.task(queue=queue, name="bench_typed", **options)(typed)
         case "capped":
-            return app.task(queue=queue, name="bench_capped", cap=5, cap_key=lambda n: str(n % TENANTS))(later)
+            return app.task(queue=queue, name="bench_capped", cap=CAP, cap_key=lambda n: str(n % TENANTS))(later)
 
 
 def _fail_once(n: int, times: int) -> None:

@@ -2014,8 +2014,6 @@ CONTROLS: dict[str, tuple[str, str, str]] = {
     "take_guard": ("take_key", " duly_key.state = 'succeeded' and", ""),
     "next_guard": ("finish_keyed", "\n       and next is null", ""),
     "begun_guard": ("debounce", "duly_job.state <> 'running' and attempt = 0 and last_token is null and", ""),
-
-
     "lane_lock": ("wait_for_lanes", "where not ordered or", "where false and"),
     "lane_order": ("hand_out", "group by lane\n order by lane", "group by lane\n order by min(id::text)"),
     "lane_head": ("claim_lanes", "seq is not null order by seq", "seq is not null and state = 'ready' order by seq"),
