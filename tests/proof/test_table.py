@@ -1,10 +1,10 @@
-"""How a row is run: what was only too slow is measured again, what went wrong is not."""
+"""How a row is run: again where chance had its hand in it, never where something went wrong."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.proof import table
+from tests.proof import breaks, table
 from tests.proof.__main__ import main
 from tests.proof.table import Figure, NotRun, Row
 
@@ -30,7 +30,7 @@ def test_what_was_only_slow_is_measured_again_and_says_so():
     made, left = row(SLOW, FINE, FINE)
     line = table.run(made, seed=1, full=False)
     assert (line.verdict, len(left)) == ("green", 1)
-    assert line.figure == "fine [measured again, as it was too slow: slow]"
+    assert line.figure == "fine [run again, as it was too slow: slow]"
 
 
 def test_what_is_slow_each_time_is_red_and_only_tolerated_where_that_is_asked():
@@ -39,6 +39,27 @@ def test_what_is_slow_each_time_is_red_and_only_tolerated_where_that_is_asked():
     assert (line.verdict, len(left)) == ("RED", 1)
     assert not table.holds(line)
     assert table.holds(line, tolerant=True)
+
+
+@pytest.fixture
+def a_defence(monkeypatch):
+    """Offer a defence that can be taken away, and is nowhere."""
+    monkeypatch.setitem(breaks.BREAKS, "none", lambda: lambda: None)
+    return "none"
+
+
+def test_a_control_that_stays_green_by_chance_is_run_again_and_says_so(a_defence):
+    made, left = row(FINE, WRONG, FINE)
+    line = table.run(made, seed=1, full=False, control=a_defence)
+    assert (line.verdict, len(left)) == ("red, as it must", 1)
+    assert line.figure == "wrong [run again, as it stayed green: fine]"
+
+
+def test_a_control_that_stays_green_each_time_is_not_as_it_must_be(a_defence):
+    made, left = row(FINE, FINE, FINE, WRONG)
+    line = table.run(made, seed=1, full=False, control=a_defence)
+    assert (line.verdict, len(left)) == ("STAYS GREEN", 1)
+    assert not table.holds(line, tolerant=True)
 
 
 @pytest.mark.parametrize("fault", [WRONG, RuntimeError("a fault of the row")])
@@ -55,6 +76,15 @@ def test_what_cannot_be_run_says_why():
     assert (line.verdict, line.figure) == ("NOT RUN", "no such server: install it")
     assert not table.holds(line)
     assert table.holds(line, tolerant=True)
+
+
+def test_the_end_says_again_what_is_not_as_it_must_be(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("tests.proof.table.rows", lambda only: [row(FINE)[0], row(WRONG)[0]])
+    monkeypatch.setattr("sys.argv", ["tests.proof", "--json", str(tmp_path / "proof.json")])
+    assert main() == 1
+    summary, again = capsys.readouterr().out.split("\n\n")[1].split("\n", 1)
+    assert summary.startswith("1 of 2 rows green")
+    assert "RED" in again and "wrong" in again and "fine" not in again
 
 
 def test_a_row_that_is_not_there_is_refused_and_those_that_are_there_are_named(monkeypatch, capsys):
