@@ -286,6 +286,7 @@ class JobRecord(Struct, frozen=True):
     error: str | None
     batch_id: str | None
     schedule: str | None
+    lane: str | None
     origin: str | None
     replay_of: str | None
     replay_count: int

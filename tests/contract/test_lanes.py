@@ -98,6 +98,18 @@ def test_b06_every_key_has_a_cap_of_its_own(store: Store) -> None:
     assert Counter(job.lane for job in take(store)) == {"t:a": 2, "t:b": 2, "t:c": 2}
 
 
+def test_b06_a_job_says_which_lane_it_is_in_live_and_finished(store: Store) -> None:
+    limit(store, cap=2)
+    [plain] = add(store, None)
+    [laned] = add(store, lane_of("t", "a"))
+    seen = {job.id: job.lane for job in store.run(ops.listing())}
+    assert seen == {plain: None, laned: "t:a"}
+    [job] = take(store)
+    store.run(ops.finish([Finish(job, Change(State.DEAD, error=Failure("E", "no")))], now=NOW))
+    assert store.run(ops.get(laned)).lane == "t:a"
+    assert [job.lane for job in store.run(ops.dead_list())] == ["t:a"]
+
+
 def test_b06_what_runs_counts_past_the_end_of_its_lease_and_no_more_when_it_is_rescued(store: Store) -> None:
     limit(store, cap=1)
     add(store, "t", 2, lease_ms=1000)

@@ -109,11 +109,11 @@ def run(row: Row, *, seed: int, full: bool, control: str | None = None) -> Line:
     """Run a row, whole or with a defence taken away; again where chance had its hand in it, and the line says so."""
     began = time.monotonic()
     figure, verdict = _run(row, seed, full, control)
-    for _ in range(RUN_AGAIN):
+    for further in range(1, RUN_AGAIN + 1):
         if not (reason := _by_chance(figure, verdict)):
             break
         before = figure.text
-        figure, verdict = _run(row, seed, full, control)
+        figure, verdict = _run(row, seed + further, full, control)  # by another chance
         figure = replace(figure, text=f"{figure.text} [run again, as it {reason}: {before}]")
     return Line(
         row.id, row.title, control, figure.text, row.target, verdict, seed,

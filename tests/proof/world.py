@@ -17,6 +17,7 @@ import random
 import selectors
 import sqlite3
 from collections.abc import Callable, Mapping
+from contextvars import Context, copy_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,36 @@ class _Nothing(selectors.BaseSelector):
         return []
 
 
+class _Handle:
+    """Something to call, with less to carry than asyncio's."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_context")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = context if context is not None else copy_context()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Leave it where it is: nothing happens when its time comes."""
+        self._cancelled = True
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Call it, unless nobody wants it any more."""
+        if self._cancelled:
+            return
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            loop.call_exception_handler({"message": f"in {self._callback}", "exception": error})
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose time passes only when nothing else is to do.
 
@@ -71,30 +102,33 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__(_Nothing())
         self.now = 0.0
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Any]] = []  # each with something to call, or a sleeper
         self._set = 0  # timers for the same moment go in the order in which they were set
         self.turns = 0
 
     def time(self) -> float:
         return self.now
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        handle = _Handle(callback, args, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
         return self.call_at(self.now + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        handle = _Handle(callback, args, context)
         self._set += 1
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, self._set, timer))
-        return timer
+        heapq.heappush(self._timers, (when, self._set, handle))
+        return handle
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> asyncio.Future[None]:
         """Let time pass, at less cost than asyncio does."""
-        over: asyncio.Future[None] = self.create_future()
-        self.call_at(self.now + seconds, _end, over)
-        await over
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Leave it where it is: nothing happens when its time comes."""
+        over: asyncio.Future[None] = asyncio.Future(loop=self)
+        self._set += 1
+        heapq.heappush(self._timers, (self.now + seconds, self._set, over))
+        return over
 
     def _run_once(self) -> None:
         ready, timers = self._ready, self._timers
@@ -109,11 +143,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self.turns > MOST_TURNS:
             raise Stuck("somebody turns in circles, and no time passes")
         while timers and timers[0][0] <= self.now:
-            ready.append(heapq.heappop(timers)[2])
+            timer = heapq.heappop(timers)[2]
+            if type(timer) is _Handle:
+                ready.append(timer)
+            elif not timer.done():
+                timer.set_result(None)
         for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
+            ready.popleft().run(self)
 
     def _make_self_pipe(self) -> None:
         self._ssock = self._csock = SimpleNamespace(close=lambda: None, fileno=lambda: -1)
@@ -124,11 +160,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
-
-
-def _end(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class _Tables:

@@ -1070,7 +1070,7 @@ def _record(row: Row) -> JobRecord:
     (
         job_id, task, queue, priority, state, payload, envelope, key, attempt, max_attempts, crashes, created_at,
         due_at, expires_at, worker, lease_until, heartbeat_at, progress_, progress_message, cancel_requested_at,
-        finished_at, result, result_until, reason, error, batch_id, schedule, origin, replay_of, replay_count,
+        finished_at, result, result_until, reason, error, batch_id, schedule, lane, origin, replay_of, replay_count,
         replayed_as, resolved_at, resolved_by, resolved_why, moment,
     ) = row  # fmt: skip
     carried = envelopes.unpack(envelope)
@@ -1108,6 +1108,7 @@ def _record(row: Row) -> JobRecord:
         error=error,
         batch_id=batch_id,
         schedule=schedule,
+        lane=lane,
         origin=origin,
         replay_of=replay_of,
         replay_count=replay_count,

@@ -120,9 +120,9 @@ def _figure(workers: Fleet, seen: Seen, drained: bool) -> Figure:
     history = workers.history()
     found, slowest, open_ends = judge(history), max(seen.told_after, default=0.0), len(untold(history))
     seen.refused, seen.accepted = _stale(workers)
-    good = (
+    right = (
         found.valid and drained and not open_ends and not seen.accepted and not seen.untold
-        and seen.refused > 0 and bool(seen.told_after) and slowest <= BEAT
+        and seen.refused > 0 and bool(seen.told_after)
     )  # fmt: skip
     text = (
         f"{seen.rounds} stops of {STILL:.0f} s, {found}; {seen.accepted} stale writes accepted, "
@@ -130,7 +130,8 @@ def _figure(workers: Fleet, seen: Seen, drained: bool) -> Figure:
         f"{len(seen.told_after)} handlers told after {slowest * 1000:.0f} ms at most, {seen.untold} not"
     )
     more = {"accepted": seen.accepted, "refused": seen.refused, "told_ms": slowest * 1000, "not_told": seen.untold}
-    return Figure(text, good, numbers(found, stops=seen.rounds, untold=open_ends, **more))
+    numbered = numbers(found, stops=seen.rounds, untold=open_ends, **more)
+    return Figure(text, right and slowest <= BEAT, numbered, only_slow=right)
 
 
 ROW = Row(

@@ -185,7 +185,8 @@ def _figure(workers: Fleet, first: int) -> Figure:
     )
     numbers = {"acknowledged": findings.acknowledged, "longest_s": round(longest, 2), "late": len(late)}
     numbers |= {"due": due, "fired": fired, "gaps": len(gaps)}
-    return Figure(text, findings.valid and not late and not gaps and fired > 0, numbers)
+    right = findings.valid and not gaps and fired > 0
+    return Figure(text, right and not late, numbers, only_slow=right)
 
 
 def _took(path: Path) -> dict[str, float]:

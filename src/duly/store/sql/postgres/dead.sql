@@ -169,7 +169,7 @@ select task, reason, count(*) as count, min(finished_at) as oldest, (select :now
 -- Oldest first, as `replay_all` takes them.
 select id::text, task, queue, priority, state, payload, envelope, key, attempt, max_attempts, crashes, created_at, due_at,
        expires_at, worker, null::bigint as lease_until, null::bigint as heartbeat_at, progress, progress_message, cancel_requested_at, finished_at,
-       result, result_until, reason, error, batch_id::text, schedule, origin::text, replay_of::text, replay_count,
+       result, result_until, reason, error, batch_id::text, schedule, lane, origin::text, replay_of::text, replay_count,
        replayed_as::text, resolved_at, resolved_by, resolved_why, (select :now) as now
   from duly.duly_done
  where (state = 'dead' or (:partial::boolean and state = 'partial'))

@@ -57,7 +57,7 @@ with running as materialized (  -- apart, or its order would have all live jobs 
 )
 select page.id::text, task, queue, priority, state, payload, envelope, key, attempt, max_attempts, crashes, created_at, due_at,
        expires_at, worker, lease_until, heartbeat_at, progress, progress_message, cancel_requested_at,
-       null::bigint as finished_at, null::text as result, null::bigint as result_until, reason, error, batch_id::text, schedule, origin::text, replay_of::text,
+       null::bigint as finished_at, null::text as result, null::bigint as result_until, reason, error, batch_id::text, schedule, lane, origin::text, replay_of::text,
        replay_count, null::text as replayed_as, null::bigint as resolved_at, null::text as resolved_by,
        null::text as resolved_why, (select :now) as now
   from page
@@ -65,7 +65,7 @@ select page.id::text, task, queue, priority, state, payload, envelope, key, atte
  union all
 select page.id::text, task, queue, priority, state, payload, envelope, key, attempt, max_attempts, crashes, created_at, due_at,
        expires_at, worker, null::bigint, null::bigint, progress, progress_message, cancel_requested_at, finished_at, result,
-       result_until, reason, error, batch_id::text, schedule, origin::text, replay_of::text, replay_count,
+       result_until, reason, error, batch_id::text, schedule, lane, origin::text, replay_of::text, replay_count,
        replayed_as::text, resolved_at, resolved_by, resolved_why, (select :now)
   from page
   join duly.duly_done on duly_done.id = page.id

@@ -152,7 +152,7 @@ with page as materialized (
 )
 select page.id as id, task, queue, priority, state, payload, envelope, key, attempt, max_attempts, crashes, created_at, due_at,
        expires_at, worker, null as lease_until, null as heartbeat_at, progress, progress_message, cancel_requested_at, finished_at, result,
-       result_until, reason, error, batch_id, schedule, origin, replay_of, replay_count, replayed_as, resolved_at,
+       result_until, reason, error, batch_id, schedule, lane, origin, replay_of, replay_count, replayed_as, resolved_at,
        resolved_by, resolved_why, :now as now
   from page
   join duly_done on duly_done.id = page.id

@@ -54,14 +54,14 @@ with page as materialized (
 )
 select page.id as id, task, queue, priority, state, payload, envelope, key, attempt, max_attempts, crashes, created_at, due_at,
        expires_at, worker, lease_until, heartbeat_at, progress, progress_message, cancel_requested_at,
-       null as finished_at, null as result, null as result_until, reason, error, batch_id, schedule, origin, replay_of, replay_count,
+       null as finished_at, null as result, null as result_until, reason, error, batch_id, schedule, lane, origin, replay_of, replay_count,
        null as replayed_as, null as resolved_at, null as resolved_by, null as resolved_why, :now as now
   from page
   join duly_job on duly_job.id = page.id
  union all
 select page.id as id, task, queue, priority, state, payload, envelope, key, attempt, max_attempts, crashes, created_at, due_at,
        expires_at, worker, null, null, progress, progress_message, cancel_requested_at, finished_at, result,
-       result_until, reason, error, batch_id, schedule, origin, replay_of, replay_count, replayed_as, resolved_at,
+       result_until, reason, error, batch_id, schedule, lane, origin, replay_of, replay_count, replayed_as, resolved_at,
        resolved_by, resolved_why, :now
   from page
   join duly_done on duly_done.id = page.id
