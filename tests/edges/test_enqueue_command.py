@@ -235,6 +235,19 @@ def test_who_waits_for_what_is_not_due_or_paused_is_told_so(here):
     assert "queue 'sums' is paused by anna: it rains" in here.run(*words).stderr
 
 
+def test_who_waits_behind_another_in_an_order_is_told_behind_whom(here):
+    (here.path / "lines.py").write_text(
+        "from duly import Duly\n"
+        "app = Duly('jobs.db')\n"
+        "@app.task(ordering_key=lambda account: account)\n"
+        "def book(account: str) -> None: ...\n"
+    )
+    first = here.run("enqueue", "lines:app", "book", '["a"]').stdout.strip()
+    waiting = here.run("enqueue", "lines:app", "book", '["a"]', "--wait", "--timeout", "100ms")
+    assert re.search(rf"it waits behind job {first} \(ready, .*\) in the order of 'book:a'", waiting.stderr)
+    assert "start one with duly worker lines:app" in waiting.stderr
+
+
 def test_a_database_that_goes_away_is_waited_for_and_the_result_told_all_the_same(here, postgres_url):
     waiting = here.start("enqueue", "tasks:app", "add", "[1]", "--wait", "--url", postgres_url)
     waiting.line("no living worker")

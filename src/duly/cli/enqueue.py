@@ -28,7 +28,7 @@ from duly.finding import find_app
 from duly.model import JobRecord
 from duly.store import ops
 from duly.tasks import Task
-from duly.why import Why
+from duly.why import Gate, Why
 
 T = TypeVar("T")
 
@@ -290,8 +290,9 @@ def _tell_obstacle(why: Why | None, target: str) -> None:
     """Say at once what keeps the job from running, where something does."""
     if why is None or why.gate in ("ended", "lease"):
         return
-    if why.gate in ("not_due", "paused", "waiting"):
-        _say(why.sentence)
+    for gate in (Gate(why.gate, why.sentence), *why.others):
+        if gate.gate not in ("turn", "no_worker", "unknown_task"):
+            _say(gate.sentence)
     if why.facts.knowing_workers == 0:
         _say(
             f"no living worker knows task {why.facts.task!r} and serves queue {why.facts.queue!r}: "
