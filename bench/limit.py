@@ -66,6 +66,7 @@ SQLITE_SAME = Limit(
            set state = 'running', attempt = attempt + 1, token = :token, worker = '{WORKER}',
                lease_until = :now + lease_ms
          where id in (select id from duly_job where queue = '{QUEUE}' and suspect = 0 and state = 'ready'
+                         and lane is null
                        order by priority desc, due_at, id limit :batch)
         returning id, task, payload, envelope, attempt, max_attempts, lease_until""",
     finish_kept=(
@@ -105,6 +106,7 @@ POSTGRES_SAME = Limit(
            set state = 'running', attempt = attempt + 1, token = %(token)s::bigint, worker = '{WORKER}',
                lease_until = %(now)s::bigint + lease_ms
          where id = any (array(select id from duly.duly_job where queue = '{QUEUE}' and not suspect and state = 'ready'
+                                  and lane is null
                                 order by priority desc, due_at, id limit {{batch}} for update skip locked))
         returning id::text, task, payload, envelope, attempt, max_attempts, lease_until""",
     finish_kept=(
