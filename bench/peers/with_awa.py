@@ -17,8 +17,10 @@ from tally import Tally
 
 QUEUE = "bench"
 CONNECTIONS = 20
+# After a second or so awa keeps only how many have ended.
 COUNTS = (
-    "select count(*) filter (where state = 'completed') as done,"
+    "select count(*) filter (where state = 'completed')"
+    " + (select coalesce(sum(pruned_completed_count), 0)::int8 from awa.queue_terminal_rollups) as done,"
     " count(*) filter (where state <> 'completed') as waiting,"
     " extract(epoch from max(finalized_at))::float8 as recorded_at from awa.jobs"
 )
