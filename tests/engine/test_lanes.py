@@ -15,13 +15,14 @@ import pytest
 
 from duly import Duly, Snooze
 from duly.errors import AnswerLost, ConfigError
-from duly.model import State
+from duly.model import State, TaskLimits
 from duly.store import lanes, ops
 from duly.worker import Worker
 from tests.contract.stores import WAITING
 from tests.engine.conftest import HOLDABLE
 
 SECONDS = 30
+BEFORE_UPKEEP_SECONDS = 8  # upkeep has a worker look again after ten
 
 
 async def drained(app: Duly, **options: Any) -> None:
@@ -106,6 +107,7 @@ def test_b06_full_lanes_before_it_do_not_hide_a_lane_that_has_room(app: Duly, ou
         ran.append(tenant)
 
     work.enqueue_many(work.call(f"a{tenant:03}") for tenant in range(150) for _ in range(2))
+    app.driver.run(lanes.declare({"work": TaskLimits("work", cap=1)}))
     app.driver.run(
         lanes.claim("default", [lanes.Walk("work")], limit=1000, lanes=1000, token=77, worker="somebody else")
     )
@@ -307,6 +309,11 @@ def test_b06_limits_of_a_task_are_written_down_when_a_worker_starts(app: Duly) -
 
 
 def drained_past(app: Duly, url: str) -> None:
+    """Drain while all lanes that there are are in the hands of somebody else."""
+    ran_past(Worker(app, drain=True, signals=False), url)
+
+
+def ran_past(worker: Worker, url: str) -> None:
     """Have all lanes that there are in the hands of somebody else until the worker waits for one of them."""
     with (
         psycopg.connect(url) as other,
@@ -314,10 +321,17 @@ def drained_past(app: Duly, url: str) -> None:
         ThreadPoolExecutor(1) as beside,
     ):
         other.execute("select 1 from duly.duly_lane for update")
-        working = beside.submit(lambda: asyncio.run(drained(app)))
-        while not watching.execute(WAITING).fetchall():
-            assert not working.done()
-        other.commit()
+        working = beside.submit(lambda: asyncio.run(worker.run()))
+        until = time.monotonic() + BEFORE_UPKEEP_SECONDS
+        try:
+            while not watching.execute(WAITING).fetchall():
+                assert not working.done()
+                assert time.monotonic() < until, "it waits for no lane"
+        except AssertionError:
+            worker.stop()
+            raise
+        finally:
+            other.commit()
         working.result()
 
 
@@ -350,6 +364,26 @@ def test_b06_a_lane_that_was_passed_by_is_not_left_for_later_while_slots_are_fre
         asyncio.run(drained(app))
         work.enqueue_many(work.call(tenant) for tenant in ("held", "long"))
         drained_past(app, postgres_url)
+        assert ran == ["held", "long", "held"]
+
+
+def test_b06_who_is_woken_by_the_clock_does_not_leave_a_lane_that_was_passed_by_for_later(postgres_url: str) -> None:
+    ran: list[str] = []
+    with closing(Duly(postgres_url, poll="1h", grace="0s")) as app:
+
+        @app.task(cap=1, cap_key=lambda tenant: tenant)
+        async def work(tenant: str) -> None:
+            ran.append(tenant)
+            while tenant == "long" and ran.count("held") < 2:
+                await asyncio.sleep(0.001)
+            if tenant == "long":
+                worker.stop()
+
+        work.enqueue("held")
+        asyncio.run(drained(app))
+        worker = Worker(app, signals=False)
+        work.using(delay="300ms").enqueue_many(work.call(tenant) for tenant in ("held", "long"))
+        ran_past(worker, postgres_url)
         assert ran == ["held", "long", "held"]
 
 

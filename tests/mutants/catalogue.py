@@ -3659,6 +3659,12 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/lanes.py",
+        "unseen or taken.passed_by or not taken.known",
+        "unseen or not taken.known",
+        "tests/engine/test_lanes.py -k woken_by_the_clock",
+    ),
+    Mutant(
+        "src/duly/lanes.py",
         "if taken.passed_by and not jobs and not wait:",
         "if False:",
         "tests/engine/test_lanes.py -k nothing_else",
