@@ -47,6 +47,7 @@ from duly.schedules import Every, Options, Schedules, When
 from duly.store import caller, lanes, ops, shape
 from duly.store.driver import Driver
 from duly.store.ops import Op
+from duly.switching import threads_switched_often
 from duly.tasks import Definition, Task
 from duly.waits import pauses
 from duly.why import Why
@@ -381,7 +382,9 @@ class Duly:
                 sent = None
                 self._admit(terms.queue, len(jobs), conn, before=len(answers))
                 if conn is None and len(jobs) == tasks.CHUNK:  # more will follow: make it while this is on its way
-                    beside = beside or stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="duly-enqueue"))
+                    if beside is None:
+                        beside = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="duly-enqueue"))
+                        stack.enter_context(threads_switched_often())
                     sent = beside.submit(self.driver.run, op)
                 else:
                     answers += _held(self._add(op, conn))

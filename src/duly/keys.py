@@ -38,7 +38,7 @@ def new_id(now_ms: int, random_bytes: bytes) -> str:
 def _uuid7(ms: int, tail: int) -> str:
     """Lay out 48 bits of time, the version, 12 bits, the variant and 62 bits."""
     high, low = tail >> 62, tail & 0x3FFF_FFFF_FFFF_FFFF
-    digits = f"{ms & 0xFFFF_FFFF_FFFF:012x}7{high:03x}{low | 0x8000_0000_0000_0000:016x}"
+    digits = f"{(ms & 0xFFFF_FFFF_FFFF) << 80 | high << 64 | low | 0x7000_8000_0000_0000_0000:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 

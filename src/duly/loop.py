@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,35 +41,6 @@ def stopped_by_signals(stop: Callable[[], None], *, wanted: bool) -> Iterator[No
 def _stop_all(stops: list[Callable[[], None]]) -> None:
     for stop in tuple(stops):
         stop()
-
-
-# How long a thread that has something for a server waits for one that runs handlers. Python's own 5 ms are as long as
-# a whole batch takes, so that the server would have nothing to do meanwhile.
-SWITCH_SECONDS = 0.0005
-
-
-_switching = threading.Lock()
-_switched_for: list[float] = []  # one for each worker of this process that wants it: what was set when it came
-
-
-@contextmanager
-def threads_switched_often(*, wanted: bool) -> Iterator[None]:
-    """Let the threads of this process take turns more often than Python would, until the last worker has ended."""
-    if not wanted:
-        yield
-        return
-    with _switching:
-        _switched_for.append(sys.getswitchinterval())
-        sys.setswitchinterval(min(_switched_for[0], SWITCH_SECONDS))
-    try:
-        yield
-    finally:
-        with _switching:
-            first = _switched_for.pop(0)
-            if _switched_for:
-                _switched_for[0] = first
-            else:
-                sys.setswitchinterval(first)
 
 
 @contextmanager

@@ -76,8 +76,8 @@ class Envelope(Struct, frozen=True):
     batch: str | None = None
 
 
-class NewJob(Struct, frozen=True):
-    """One job to be enqueued. `id` is made by the client, so that asking twice adds it once."""
+class NewJob(Struct, frozen=True, gc=False):
+    """One job to be enqueued. `id` is made by the client, so that who asks again can be told that it was added."""
 
     id: str
     payload: str
@@ -296,7 +296,7 @@ class JobRecord(Struct, frozen=True):
     resolved_why: str | None
 
 
-class Enqueued(Struct, frozen=True):
+class Enqueued(Struct, frozen=True, gc=False):
     """What an enqueue found or made: the job to look for, and whether it was there before.
 
     `behind`: it is added when the job has ended that holds the key.

@@ -72,8 +72,10 @@ class SignatureCodec:
     def decode_call(self, text: str) -> tuple[list[Any], dict[str, Any]]:
         """Read a payload as the positional and keyword arguments of the handler."""
         if self.whole is not None and codec.MARK not in text:
-            with suppress(*codec.UNREADABLE):  # an argument is left out, or wrong, which is told argument by argument
+            try:
                 return [], msgspec.structs.asdict(self.whole.decode(text))
+            except codec.UNREADABLE:  # an argument is left out, or wrong, which is told argument by argument
+                pass
         values = self._values(text)
         starred = values.pop(self.star.name, []) if self.star else []
         args: list[Any] = []
@@ -90,7 +92,7 @@ class SignatureCodec:
         """Name the given arguments, those of `*args` as a list, those of `**kwargs` beside the others."""
         # Most calls give every argument by position; binding them this way takes a tenth of the time.
         if self.plain and not kwargs and len(args) == len(self.named):
-            return dict(zip(self.named, args, strict=True))
+            return dict(zip(self.named, args))  # noqa: B905 (as many as there are names; to look again takes as long)
         return self._merged(self._bind(args, kwargs).arguments)
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:

@@ -14,6 +14,7 @@ from duly.context import Lease, timed_out
 from duly.errors import JobTimeout
 from duly.failure import describe
 from duly.model import Failed, Outcome
+from duly.store.shield import shield
 
 
 def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
@@ -80,10 +81,14 @@ class Threads:
             self._out_of_reach(lease)
 
     def interrupt(self, lease: Lease) -> None:
-        """Raise into the thread that runs this handler. It is heard when the thread next runs Python code."""
+        """Raise into the thread that runs this handler. It is heard when the thread next runs Python code.
+
+        What the handler has the database do meanwhile is done first: whoever wants it interrupted comes again.
+        """
         with self._raising:
-            if lease.thread is not None:
-                _raise_into(lease.thread, TimeIsUp)
+            thread = lease.thread
+            if thread is not None:
+                shield.unless_inside(thread, lambda: _raise_into(thread, TimeIsUp))
 
     def _out_of_reach(self, lease: Lease) -> None:
         """See to it that nothing is raised into this thread for that handler any more."""

@@ -30,7 +30,7 @@ from duly.failure import describe
 from duly.heart import Heart, identity
 from duly.isolation import Children, Suspects
 from duly.lanes import Lanes
-from duly.loop import stopped_by_signals, tasks_of_handlers_noted, threads_switched_often
+from duly.loop import stopped_by_signals, tasks_of_handlers_noted
 from duly.model import Change, Claimed, Failed, Outcome, Released, State, Verdict
 from duly.overtime import Overtime
 from duly.pace import LATE_SECONDS, Pace
@@ -38,6 +38,7 @@ from duly.shaping import Shaping
 from duly.slots import Slots
 from duly.store import ops, shape
 from duly.store.ops import Finish, Op
+from duly.switching import threads_switched_often
 from duly.tasks import Kind
 from duly.threads import Spawn, Threads, start_thread
 from duly.upkeep import Upkeep
@@ -54,6 +55,7 @@ Ended = tuple[Lease, Change]
 
 BUSY_SECONDS = 1.0
 LIVE_AGAIN = frozenset({State.READY, State.SCHEDULED})
+MANY = 200  # ends, that take longer to write than a commit: they go by themselves, while we see to what a claim brought
 PARTS = 3  # in which quick jobs are claimed ahead: one is on its way while the others run
 # After the grace time: how long a handler that was told to stop gets, and what recording that may take.
 TOLD_SECONDS = 0.3
@@ -138,7 +140,7 @@ class Worker:
         with (
             stopped_by_signals(self.stop, wanted=self._signals),
             tasks_of_handlers_noted(),
-            threads_switched_often(wanted=not self.driver.one_writer),
+            threads_switched_often(),
         ):
             await self._begin()
             turns = asyncio.create_task(self._turns(), name="duly-turns")
@@ -349,7 +351,7 @@ class Worker:
         self._recording = [
             self._slots.in_background(self._record_turn(alike, self._free(alike))) for alike in ways.values()
         ]
-        if self.driver.one_writer:
+        if self.driver.one_writer and len(ended) < MANY:
             await asyncio.sleep(0)  # they begin, so that the claim can share their commit
 
     def _free(self, ended: Sequence[Ended]) -> int:
@@ -847,10 +849,13 @@ class Worker:
 def _lets_others_run(lease: Lease, change: Change) -> bool:
     """Say whether something may be claimed now that could not be before.
 
-    That is what was given back or put off for no time, what has waited for room in a lane, and what the end has added.
+    That is what was given back or put off for no time, what has waited for room in a lane or for the run of a schedule
+    before it, and what the end has added: a callback, a dead letter, the job that was debounced behind its key.
     """
     job = lease.job
-    return change.state in LIVE_AGAIN or job.lane is not None or job.batch_id is not None or change.state is State.DEAD
+    if job.lane is not None or job.batch_id is not None or job.schedule is not None or job.key is not None:
+        return True
+    return change.state in LIVE_AGAIN or change.state is State.DEAD
 
 
 def _limits(app: Duly, queues: Iterable[str] | Mapping[str, int | None] | None) -> dict[str, int | None]:

@@ -539,7 +539,7 @@ def test_b01_two_that_fill_one_batch_at_the_same_moment_add_each_place_once(post
 
 
 @pytest.mark.parametrize("filling", [ANYWHERE, 0])
-@pytest.mark.parametrize("section", ["count_added", "count_filled", "enqueue"])
+@pytest.mark.parametrize("section", ["count_added", "count_filled", "enqueue", "enqueue_again"])
 def test_b01_a_batch_is_not_sealed_while_something_is_added(postgres_url: str, filling: int, section: str) -> None:
     one, two = PostgresStore(postgres_url), PostgresStore(postgres_url)
     batch = one.batch(key="k")

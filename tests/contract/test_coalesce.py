@@ -229,7 +229,10 @@ def test_k09_an_enqueue_that_waits_for_a_key_does_not_hold_up_the_others(fleet, 
         assert waiting.result(60)[0].deduplicated
 
 
-def test_k09_who_leads_and_is_interrupted_leaves_nobody_waiting(fleet, crowd, monkeypatch):
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_k09_who_leads_and_is_interrupted_leaves_nobody_waiting(fleet, crowd, monkeypatch, error, committed):
+    """Nor is anybody told that his job was refused, or has it twice, when it had been committed by then."""
     transact = fleet.driver._transact
     led, go_on = threading.Event(), threading.Event()
 
@@ -239,7 +242,9 @@ def test_k09_who_leads_and_is_interrupted_leaves_nobody_waiting(fleet, crowd, mo
             go_on.wait(60)
             return transact(batch, lock_timeout)
         monkeypatch.setattr(fleet.driver, "_transact", transact)
-        raise KeyboardInterrupt
+        if committed:
+            transact(batch, lock_timeout)
+        raise error
 
     monkeypatch.setattr(fleet.driver, "_transact", interrupted)
     sent = [crowd.send(plain(), "thread")]
@@ -249,8 +254,8 @@ def test_k09_who_leads_and_is_interrupted_leaves_nobody_waiting(fleet, crowd, mo
         until(lambda: len(fleet.driver._gathering._waiting) == len(sent) - 1)
     go_on.set()
     failed = [type(future.exception(60)) for future in sent]
-    assert failed == [type(None), KeyboardInterrupt, type(None), type(None)]
-    assert fleet.query("select count(*) from duly_job") == [(3,)]
+    assert failed == [type(None), error, type(None), type(None)]
+    assert fleet.query("select count(*) from duly_job") == [(4 if committed else 3,)]
 
 
 def test_k09_who_is_interrupted_while_he_waits_hands_on_what_he_was_to_lead():

@@ -91,6 +91,19 @@ def test_j01_sqlite_commits_are_synced_to_the_disk_before_enqueue_returns(tmp_pa
     assert order == ["enqueue", "commit", "returned"]
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_j01_a_job_under_an_id_that_another_has_is_refused_and_not_taken_for_added(
+    store: Store, key: str | None
+) -> None:
+    """Ids are made by chance: whoever got the same twice must hear of it. Only what is repeated finds its own."""
+    job = NewJob(new_id(), '{"n":1}')
+    store.run(ops.enqueue(Terms("work"), [job], now=NOW))
+    before = store.snapshot()
+    with pytest.raises(StoreRefused):
+        store.run(ops.enqueue(Terms("work"), [NewJob(new_id(), "2", key=key and "j"), NewJob(job.id, "3", key=key)]))
+    assert store.snapshot() == before
+
+
 def run_it(store: Store, change: Change, *, then_prune: bool = False) -> None:
     [job] = store.claim(1)
     store.finish(job, change)

@@ -302,11 +302,11 @@ def cancel(store: Store) -> Op[Any]:
 
 def retry(store: Store) -> Op[Any]:
     """One is put off, one is parked, one is ready, one has been cancelled."""
-    add(store, 1, delay_ms=500)
     store.run(park(store))
+    add(store, 6, delay_ms=500)
     add(store, 4, delay_ms=500)
     store.run(ops.cancel([name(4)], now=NOW))
-    return ops.retry([name(1), name(2), name(4), name(5)], by="me", why="now", now=NOW + 9)
+    return ops.retry([name(1), name(2), name(6), name(4), name(5)], by="me", why="now", now=NOW + 9)
 
 
 def hold(store: Store) -> Op[Any]:

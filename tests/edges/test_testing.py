@@ -387,6 +387,22 @@ def test_what_is_enqueued_and_finished_on_a_callers_connection_is_dated_too(app:
             assert record.result == "paid"
 
 
+def test_what_is_due_next_counts_from_the_frozen_clock_without_a_database_too(app: Duly) -> None:
+    @app.every("0 12 * * *")
+    def daily() -> None: ...
+
+    day = timedelta(days=1)
+    with testing.isolated(app):
+        with testing.frozen(app, NOON) as clock:
+            assert app.schedules.next("daily", 1) == [NOON + day]
+            clock.advance("25h")
+            assert app.schedules.next("daily", 1) == [NOON + 2 * day]
+            with testing.frozen(app, NOON + 9 * day):
+                assert asyncio.run(app.schedules.anext("daily", 1)) == [NOON + 10 * day]
+            assert app.schedules.next("daily", 1) == [NOON + 2 * day]
+        assert abs(app.schedules.next("daily", 1)[0] - datetime.now(UTC)) < day + timedelta(minutes=1)
+
+
 def test_the_clock_goes_on_when_the_with_ends(isolated: Duly) -> None:
     @isolated.task
     def hello() -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -41,6 +42,21 @@ def test_the_next_thousand_is_made_while_one_is_on_its_way(app: Duly) -> None:
     assert len({job.id for job in jobs}) == CHUNK + 5
     assert [job.id for job in jobs] == sorted(job.id for job in jobs)
     assert len(app.list(limit=2 * CHUNK)) == CHUNK + 5
+
+
+def test_threads_switch_often_while_the_next_thousand_is_made_and_as_before_afterwards(app: Duly) -> None:
+    work, before = numbered(app), sys.getswitchinterval()
+    seen = []
+
+    def calls() -> Iterator[Call[Any]]:
+        for number in range(CHUNK + 1):
+            seen.append(sys.getswitchinterval())
+            yield work.call(number)
+
+    work.enqueue_many(calls())
+    assert set(seen[:CHUNK]) == {before}
+    assert seen[CHUNK] < 0.002
+    assert sys.getswitchinterval() == before
 
 
 def test_what_was_full_when_a_call_fails_is_enqueued_and_nothing_else(app: Duly) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from duly import Duly
-from duly.loop import threads_switched_often
 from duly.model import State
 from duly.store import ops
 from duly.store.ops import Op
+from duly.switching import threads_switched_often
 from duly.worker import Worker
 
 SECONDS = 20
@@ -175,7 +177,63 @@ def test_j18_what_has_ended_is_recorded_as_it_ended_though_the_worker_stops_befo
     asyncio.run(run())
 
 
-def test_threads_switch_often_while_a_worker_talks_to_a_server_and_as_before_afterwards(app: Duly) -> None:
+def test_few_ends_are_sent_before_the_claim_where_both_can_be_one_commit(app: Duly) -> None:
+    """Beside a server they travel side by side, and the claim need not wait until they are written down."""
+
+    @app.task
+    async def one(number: int) -> None: ...
+
+    sent: list[str] = []
+    send = app.driver.arun
+
+    async def arun(op: Op[Any]) -> Any:
+        if op.name == "finish" or (op.name == "claim" and not op.params["alone"]):
+            sent.append(op.name)
+        return await send(op)
+
+    for number in range(3):
+        one.enqueue(number)
+    app.driver.arun = arun  # type: ignore[method-assign]
+    asyncio.run(drained(app, concurrency=1))
+    assert sent[:3] == (["claim", "finish", "claim"] if app.driver.one_writer else ["claim", "claim", "finish"])
+
+
+@pytest.mark.parametrize("waits_for", ["the run before it", "the key"])
+def test_a_drain_runs_what_the_last_end_has_let_go(app: Duly, waits_for: str) -> None:
+    """Also if a claim has looked, and found nothing, before that end was written down."""
+    ran: list[int] = []
+    looked: list[asyncio.Event] = []  # one for each end on its way
+    send = app.driver.arun
+
+    @app.task
+    async def one(number: int = 1) -> None:
+        ran.append(number)
+        if waits_for == "the key" and number == 1:
+            await one.using(key="k", debounce="1ms").aenqueue(2)
+            await asyncio.sleep(0.01)
+
+    async def arun(op: Op[Any]) -> Any:
+        if op.name == "finish":
+            looked.append(asyncio.Event())
+            await asyncio.wait_for(looked[-1].wait(), SECONDS)
+        answer = await send(op)
+        if op.name == "claim" and not op.params["alone"]:
+            for event in looked:
+                event.set()
+        return answer
+
+    if waits_for == "the key":
+        one.using(key="k").enqueue(1)
+    else:
+        app.schedules.create("yearly", one, "@yearly", overlap="queue")
+        years = [datetime(year, 1, 1, tzinfo=UTC) for year in (2024, 2025)]
+        assert len(app.schedules.backfill("yearly", *years, force=True)) == 2
+    app.driver.arun = arun  # type: ignore[method-assign]
+    asyncio.run(drained(app, concurrency=2))
+    assert ran == ([1, 2] if waits_for == "the key" else [1, 1])
+
+
+def test_threads_switch_often_while_a_worker_runs_and_as_before_afterwards(app: Duly) -> None:
     seen = []
 
     @app.task
@@ -185,18 +243,42 @@ def test_threads_switch_often_while_a_worker_talks_to_a_server_and_as_before_aft
     before = sys.getswitchinterval()
     look.enqueue()
     asyncio.run(drained(app))
-    assert (seen[0] < 0.002) is (not app.driver.one_writer)
+    assert seen[0] < 0.002
     assert sys.getswitchinterval() == before
 
 
 def test_threads_switch_as_before_when_the_last_of_several_workers_has_ended() -> None:
     before = sys.getswitchinterval()
-    first, second = threads_switched_often(wanted=True), threads_switched_often(wanted=True)
+    first, second = threads_switched_often(), threads_switched_often()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     assert sys.getswitchinterval() < 0.002
     second.__exit__(None, None, None)
+    assert sys.getswitchinterval() == before
+
+
+def test_who_sets_how_often_threads_switch_meanwhile_has_the_last_word() -> None:
+    before = sys.getswitchinterval()
+    try:
+        with threads_switched_often():
+            sys.setswitchinterval(0.02)
+            with threads_switched_often():
+                assert sys.getswitchinterval() == pytest.approx(0.02)
+        assert sys.getswitchinterval() == pytest.approx(0.02)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_a_forked_child_switches_its_threads_as_python_does() -> None:
+    before = sys.getswitchinterval()
+    with threads_switched_often():
+        child = os.fork()
+        if child == 0:
+            with threads_switched_often():
+                pass
+            os._exit(sys.getswitchinterval() != before)
+    assert os.waitpid(child, 0)[1] == 0
     assert sys.getswitchinterval() == before
 
 

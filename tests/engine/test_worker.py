@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from duly import Cancel, Ctx, Duly, SyncCtx
+from duly.app import Job
 from duly.context import Lease
 from duly.errors import JobTimeout, LeaseLost
 from duly.keys import new_token
 from duly.model import State
 from duly.overtime import Overtime
 from duly.store import ops
+from duly.threads import Threads, TimeIsUp
 from duly.worker import Worker
 from tests.contract.stores import D1Driver
 from tests.servers.d1 import D1Mannered
@@ -125,6 +127,46 @@ def test_j16_a_thread_is_told_and_then_interrupted(app: Duly) -> None:
     assert isinstance(seen[-1], JobTimeout)
     assert seen[0] is False
     assert seen[-2] is True
+
+
+def test_j16_a_thread_is_not_interrupted_while_the_database_works_for_it(app: Duly, monkeypatch: Any) -> None:
+    """What it has added would be lost to it, and others whose jobs it commits along would wait for ever."""
+    rows, interrupt, asked_again = app.driver._rows, Threads.interrupt, threading.Event()
+    tried: list[Any] = []
+    seen: list[Any] = []
+
+    def interrupted(threads: Threads, lease: Any) -> None:
+        interrupt(threads, lease)
+        tried.append(lease)
+        if len(tried) == 3:
+            asked_again.set()
+
+    def slowly(op: Any) -> Any:
+        if op.params.get("task") == "child":
+            assert asked_again.wait(20)
+        return rows(op)
+
+    @app.task
+    def child() -> None: ...
+
+    @app.task(timeout="200ms", max_attempts=1)
+    def parent() -> None:
+        seen.append(child.enqueue())
+        try:
+            while True:
+                time.sleep(0.01)
+        except JobTimeout as error:
+            seen.append(error)
+            raise
+
+    job = parent.enqueue()
+    monkeypatch.setattr(Threads, "interrupt", interrupted)
+    monkeypatch.setattr(app.driver, "_rows", slowly)
+    app.run(drain=True, signals=False)
+    assert [type(one) for one in seen] == [Job, TimeIsUp]
+    found, added = app.get(job.id), app.get(seen[0].id)
+    assert found is not None
+    assert (found.state, added and added.state) == (State.DEAD, State.SUCCEEDED)
 
 
 def test_j16_a_thread_that_stops_when_told_is_not_interrupted(app: Duly) -> None:

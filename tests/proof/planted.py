@@ -189,7 +189,7 @@ breaks.sql(
 )
 plant(
     "filled_in_again",
-    ("enqueue", "(:filling < 0 or filled = :filling)", "true"),
+    ("enqueue_again", "(:filling < 0 or filled = :filling)", "true"),
     ("count_filled", "and filled = :filling", ""),
 )
 plant("added_when_sealed", ("enqueue", "and sealed_at is null and (:filling", "and (:filling"))

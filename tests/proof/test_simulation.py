@@ -122,7 +122,7 @@ def test_who_was_not_answered_is_not_told_that_nothing_was_written():
         task = copied(template(), gate, Ids()).tasks["child"]
         with pytest.raises(AnswerLost) as lost:
             task.enqueue()
-    assert lost.value.again.sections == ("enqueue", "undo_finished")
+    assert lost.value.again.sections == ("enqueue_again", "undo_finished")
 
 
 def test_enough_bugs_are_planted():

@@ -92,9 +92,9 @@ def add(
     after = (*(("drop_keys",) if keyed else ()), *ops.in_order(terms), *(("key_holders",) if keyed else ()))
     # Keys before the batch, as in every ending: two that lock in different orders wait for each other for ever.
     first = (*before, "lock_batch", "count_added", insert, *after)
-    again = ("lock_jobs", *before, "lock_batch", "count_added", insert, "undo_finished", *after)
+    again = ("lock_jobs", *before, "lock_batch", "count_added", f"{insert}_again", "undo_finished", *after)
     if filling != ANYWHERE:
-        first = again = (*before, "lock_batch", insert, "count_filled", *after)
+        first = again = (*before, "lock_batch", f"{insert}_again", "count_filled", *after)
 
     def read(rows: Rows) -> Added:
         states = [row for row in rows if len(row) == len(("filled", "sealed"))]

@@ -2,7 +2,7 @@
 
 A driver runs an `Op` and commits it as one. Whatever the database or its client raises becomes one of duly's
 errors in the driver's `translate`, and nowhere else. An answer that was lost is asked for again here, because
-every operation may be repeated without harm.
+every operation may be repeated without harm, by its `again` where that differs.
 
 A worker with nothing to do watches: it is called when jobs may have become ready, at once by what this driver runs,
 and soon by what other processes do. That is a hint, polling is the truth.
@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused, StoreUnavailable
 from duly.store.ops import Op, Rows
+from duly.store.shield import shield
 
 T = TypeVar("T")
 log = logging.getLogger("duly.store")
@@ -142,6 +143,10 @@ class Driver(ABC):
 
     def run(self, op: Op[T]) -> T:
         """Run an operation and read its answer."""
+        with shield.whole():
+            return self._answer(op)
+
+    def _answer(self, op: Op[T]) -> T:
         try:
             rows = self._rows(op)
             if op.wakes:
@@ -150,9 +155,9 @@ class Driver(ABC):
         except StoreRefused:
             if op.bare is None:
                 raise
-            return self.run(op.bare())
+            return self._answer(op.bare())
         further = op.follow(answer) if op.follow else None
-        return self.run(further) if further else answer
+        return self._answer(further) if further else answer
 
     async def arun(self, op: Op[T]) -> T:
         """Run an operation and read its answer, from a coroutine."""

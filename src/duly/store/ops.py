@@ -211,7 +211,7 @@ def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
     if ordered:
         params["ids"] = json_text([job.id for job in jobs])
     added = [Enqueued(job.id) for job in jobs]
-    again = Op("enqueue", ("enqueue", "undo_finished", *ordered), params, lambda rows: added, wakes=True)
+    again = Op("enqueue", ("enqueue_again", "undo_finished", *ordered), params, lambda rows: added, wakes=True)
     # Where success leaves no trace, nobody can tell a lost enqueue from a finished one.
     return replace(again, sections=("enqueue", *ordered), once=terms.keep_ms == 0, again=again)
 
@@ -240,7 +240,7 @@ def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
     }
     ordered = in_order(terms)
     sections = ("reserve_keys", "enqueue_keyed", *ordered, "key_holders")
-    repeated = ("lock_jobs", "reserve_keys", "enqueue_keyed", "undo_finished", *ordered, "key_holders")
+    repeated = ("lock_jobs", "reserve_keys", "enqueue_keyed_again", "undo_finished", *ordered, "key_holders")
     again = Op("enqueue", repeated, params, _enqueued, wakes=True)
     return replace(again, sections=sections, again=again)
 

@@ -26,7 +26,15 @@ from psycopg import Connection, Cursor, IsolationLevel, errors, generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
-from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
+from duly.errors import (
+    AnswerLost,
+    ConfigError,
+    DulyError,
+    SchemaMismatch,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from duly.store import examine, migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
 from duly.store.gather import Gathering, Outcome, Word, joined, rows_of
@@ -212,7 +220,7 @@ class PostgresDriver(Driver):
         """Commit enqueues as one. If they cannot be, each is run alone, so that only the guilty fails or waits."""
         try:
             return self._transact(batch, SHORT_LOCK_TIMEOUT)
-        except Exception as error:
+        except (DulyError, *ROLLED_BACK) as error:  # of anything else nobody knows what was written
             if isinstance(error, AnswerLost | StoreUnavailable) and _is_down(error.__cause__):
                 return [_own(error) for _ in batch]
             if len(batch) == 1 and not isinstance(error.__cause__ or error, (*ROLLED_BACK, errors.LockNotAvailable)):

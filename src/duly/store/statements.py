@@ -7,7 +7,12 @@ One folder per dialect, many sections per file, one statement or a list of them 
     update duly_job ...;
     select ...;
 
-Parameters are written `:name`. `:now` is special: the database's own clock unless a moment is bound.
+Parameters are written `:name`. `:now` is special: the database's own clock unless a moment is bound. In
+a section `enqueue` the line
+
+    -- again: on conflict (id) do nothing
+
+makes a second one, `enqueue_again`, whose statement ends with that: the same, sent after a lost answer.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ CLOCK = {
 }
 
 _SECTION = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_AGAIN = re.compile(r"^-- again: (.+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--.*$", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")  # `:id`, but not the cast `::bigint`
 _NOW = re.compile(r"(?<![:\w]):now\b")
@@ -51,6 +57,9 @@ def sections(dialect: Dialect) -> dict[str, tuple[str, ...]]:
                 if name in found:
                     raise ValueError(f"{dialect}: section {name!r} is defined twice")
                 found[name] = split(text)
+                if again := _AGAIN.search(text):
+                    [statement] = found[name]
+                    found[f"{name}_again"] = (f"{statement}\n    {again[1]}",)
     return found
 
 

@@ -28,11 +28,15 @@ def frozen(app: Duly, at: datetime | None = None) -> Iterator[Clock]:
     reads its own clock, and this one does not change it; neither does it change `timeout=`, which is about real time.
     """
     at_ms = app.driver.run(ops.clock()) if at is None else moment(at, "frozen: at=")
-    clock = Clock(app, at_ms)
-    with seam.standing(app, clock.gate):
-        if app.schedules.in_code:  # they count from here, not from the first drain
-            app.schedules.reconcile()
-        yield clock
+    clock, before = Clock(app, at_ms), app.schedules.present
+    app.schedules.present = lambda: clock.ms
+    try:
+        with seam.standing(app, clock.gate):
+            if app.schedules.in_code:  # they count from here, not from the first drain
+                app.schedules.reconcile()
+            yield clock
+    finally:
+        app.schedules.present = before
 
 
 class Clock:

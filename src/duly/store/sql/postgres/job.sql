@@ -8,7 +8,8 @@
 -- compared by `is not distinct from`, because by its index each would find all the jobs of its claim.
 
 -- name: enqueue
--- Repeated while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
+-- again: on conflict (id) do nothing
+-- Asked again while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
 -- that lost its lease (`hold_parent`) adds nothing either, and nothing is added to a batch that takes no more, or whose
 -- key says that it was filled further (`:filling`) by now.
 with clock as materialized (select :now as now)
@@ -30,8 +31,7 @@ select id, :task, :queue, :priority::int,
         or exists (
            select 1 from duly.duly_batch
             where id = :batch_id::uuid and sealed_at is null
-              and (:filling::bigint < 0 or filled = :filling::bigint)))
-    on conflict (id) do nothing;
+              and (:filling::bigint < 0 or filled = :filling::bigint)));
 
 -- name: hold_parent
 -- A handler enqueues while it holds its own job, or not at all. Answers a row if it does. Differs from SQLite: the row is
@@ -71,6 +71,7 @@ select distinct on (key) :task::text, key, id, 'live', fingerprint
  where duly_key.expires_at <= :now;
 
 -- name: enqueue_keyed
+-- again: on conflict (id) do nothing
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, key_until, max_attempts,
@@ -92,8 +93,7 @@ select id, :task, :queue, :priority::int,
         or exists (
            select 1 from duly.duly_batch
             where duly_batch.id = :batch_id::uuid and sealed_at is null
-              and (:filling::bigint < 0 or filled = :filling::bigint)))
-    on conflict (id) do nothing;
+              and (:filling::bigint < 0 or filled = :filling::bigint)));
 
 -- name: undo_finished
 -- Differs from SQLite: `not exists` in the insert would not do. The insert may wait for the finish of this very

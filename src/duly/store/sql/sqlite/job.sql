@@ -5,7 +5,8 @@
 -- changes between the statements of a list; where PostgreSQL needs a lock or a guard for that, its file says so.
 
 -- name: enqueue
--- Repeated while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
+-- again: on conflict (id) do nothing
+-- Asked again while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
 -- that lost its lease (`hold_parent`) adds nothing either, and nothing is added to a batch that takes no more, or whose
 -- key says that it was filled further (`:filling`) by now.
 insert into duly_job (
@@ -22,8 +23,7 @@ select value ->> 'id', :task, :queue, :priority,
    and (:filling is null
         or exists (
            select 1 from duly_batch
-            where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)))
-    on conflict (id) do nothing;
+            where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)));
 
 -- name: hold_parent
 -- A handler enqueues while it holds its own job, or not at all. Answers a row if it does.
@@ -50,6 +50,7 @@ select :task, value ->> 'key', value ->> 'id', 'live', value ->> 'fingerprint'
  where duly_key.expires_at <= :now;
 
 -- name: enqueue_keyed
+-- again: on conflict (id) do nothing
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, key_until, max_attempts,
     created_at, due_at, expires_at, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, lane, ordering_dead)
@@ -65,8 +66,7 @@ select value ->> 'id', :task, :queue, :priority,
    and (:filling is null
         or exists (
            select 1 from duly_batch
-            where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)))
-    on conflict (id) do nothing;
+            where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)));
 
 -- name: undo_finished
 -- After a lost answer the job may have run already: what duly_done has is taken back out.
