@@ -434,26 +434,37 @@ def test_j01_a_writer_stands_back_while_another_process_checkpoints(file):
 
 
 def test_j01_a_write_is_not_refused_as_locked_while_others_get_the_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite, "LOCK_LOOK_SECONDS", (0.05, 0.05))  # so that it does not come between them
     store = SQLiteStore(tmp_path / "duly.db")
-    driver = sqlite.SQLiteDriver(tmp_path / "duly.db", busy_s=0.2)
-    driver.run(ops.clock())
+    driver = sqlite.SQLiteDriver(store.path, busy_s=0.2)
     driver.run(ops.leave("nobody"))
-    theirs = sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)
+    enqueue_while_another_commits_again_and_again(driver, monkeypatch)
+    assert store.query("select count(*) from duly_job") == [(1,)]
+    store.close()
+
+
+def test_j01_a_file_is_made_ready_while_others_get_the_lock(tmp_path, monkeypatch):
+    """Eight processes open a new file at once: the last to find no tables in it waits for all that the others write."""
+    driver = sqlite.SQLiteDriver(tmp_path / "duly.db", busy_s=0.2)
+    enqueue_while_another_commits_again_and_again(driver, monkeypatch)
+
+
+def enqueue_while_another_commits_again_and_again(driver, monkeypatch):
+    monkeypatch.setattr(sqlite, "LOCK_LOOK_SECONDS", (0.05, 0.05))  # so that it does not come between them
+    theirs = sqlite3.connect(driver.path, isolation_level=None, check_same_thread=False)
+    theirs.execute("pragma journal_mode = wal")
+    theirs.execute("create table theirs (number)")
     theirs.execute("begin immediate")
     with ThreadPoolExecutor(1) as threads:
         written = threads.submit(driver.run, ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")]))
         for number in range(30):  # for three times as long as a writer waits while nobody commits
             threading.Event().wait(0.02)
-            theirs.execute("insert into duly_meta (name, value) values (?, '')", (f"n{number}",))
+            theirs.execute("insert into theirs values (?)", (number,))
             theirs.execute("commit")
             theirs.execute("begin immediate")
         theirs.execute("commit")
         assert written.result(10)
     theirs.close()
     driver.close()
-    assert store.query("select count(*) from duly_job") == [(1,)]
-    store.close()
 
 
 def test_j01_a_fork_waits_until_no_read_is_under_way(file):

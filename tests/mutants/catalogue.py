@@ -1838,8 +1838,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "                if not is_busy(error):\n                    raise\n                now = time",
-        "                now = time",
+        "            if not is_busy(error):\n                raise\n            now = time",
+        "            now = time",
         "tests/contract/test_driver.py -k what_else_is_wrong",
     ),
     Mutant(
@@ -1847,6 +1847,12 @@ MUTANTS = [
         "if give_up_at and before == seen:",
         "if give_up_at:",
         "tests/contract/test_hazards.py -k while_others_get_the_lock",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "        begin(conn, busy_s)\n        for step",
+        '        conn.execute("begin immediate")\n        for step',
+        "tests/contract/test_hazards.py -k made_ready_while_others_get_the_lock",
     ),
     Mutant(
         "src/duly/store/sqlite.py",

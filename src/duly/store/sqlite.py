@@ -456,31 +456,12 @@ class _Writer:
     def _connected(self) -> sqlite3.Connection:
         conn = self._driver.connect()
         with _closed_on_failure(conn):
-            bring_up_to_date(conn, self._driver.path)
+            bring_up_to_date(conn, self._driver.path, self._driver.busy_s)
             conn.execute("pragma busy_timeout = 0")  # `_begin` waits instead
         return conn
 
     def _begin(self) -> None:
-        """Take the lock; it is told to be locked only if nobody has committed all the while.
-
-        SQLite does not queue those who wait, and its own waiting sleeps longer and longer: of eight processes one got
-        the lock after seconds. While others get it, waiting is only bad luck.
-        """
-        seen, give_up_at = None, 0.0
-        while True:
-            try:
-                self._conn.execute("begin immediate")
-                return
-            except sqlite3.OperationalError as error:
-                if not is_busy(error):
-                    raise
-                now = time.monotonic()
-                if now >= give_up_at:
-                    before, seen = seen, data_version(self._conn)
-                    if give_up_at and before == seen:
-                        raise
-                    give_up_at = now + self._driver.busy_s
-            time.sleep(random.uniform(*LOCK_LOOK_SECONDS))  # noqa: S311
+        begin(self._conn, self._driver.busy_s)
 
     def _commit_with_hook(self, op: str) -> None:
         hook = self._driver.hook
@@ -669,13 +650,37 @@ def _patiently(conn: sqlite3.Connection, sql: str, seconds: float) -> None:
             time.sleep(0.01)
 
 
-def bring_up_to_date(conn: sqlite3.Connection, path: Path) -> None:
-    """Create or migrate the tables; any number of processes may do this at once."""
+def begin(conn: sqlite3.Connection, busy_s: float) -> None:
+    """Take the lock; it is told to be locked only if nobody has committed all the while.
+
+    SQLite does not queue those who wait, and its own waiting sleeps longer and longer: of eight processes one got
+    the lock after seconds. While others get it, waiting is only bad luck.
+    """
+    seen, give_up_at = None, 0.0
+    while True:
+        try:
+            conn.execute("begin immediate")
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            now = time.monotonic()
+            if now >= give_up_at:
+                before, seen = seen, data_version(conn)
+                if give_up_at and before == seen:
+                    raise
+                give_up_at = now + busy_s
+        time.sleep(random.uniform(*LOCK_LOOK_SECONDS))  # noqa: S311
+
+
+def bring_up_to_date(conn: sqlite3.Connection, path: Path, busy_s: float = BUSY_SECONDS) -> None:
+    """Create or migrate the tables; any number of processes may do this at once, while others write."""
     if not migrate.pending("sqlite", read_meta(conn)):
         migrate.check("sqlite", read_meta(conn), str(path))
         return
     try:
-        conn.execute("begin immediate")
+        conn.execute("pragma busy_timeout = 0")  # `begin` waits instead
+        begin(conn, busy_s)
         for step in migrate.pending("sqlite", read_meta(conn)):
             for statement in step.statements:
                 conn.execute(statement)
