@@ -51,6 +51,11 @@ class Events:
             except Exception:
                 log.exception("listener.failed", extra={"event": name})
 
+    @property
+    def hears_successes(self) -> bool:
+        """Whether anybody wants to hear of each success; mostly nobody does."""
+        return bool(self._listeners) or log.isEnabledFor(logging.DEBUG)
+
     def attempted(self, lease: Lease, change: Change, verdict: Verdict, ended_at: float) -> None:
         """Tell how an attempt ended."""
         if lease.staged and verdict in (Verdict.ALREADY, Verdict.GONE) and change.state is not State.SUCCEEDED:
@@ -58,10 +63,6 @@ class Events:
             self.tell("job.raised_after_commit", logging.WARNING, **about(lease), error=_clipped(change.error))
             change = Change(State.SUCCEEDED)
         name, level = _named(change, verdict)
-        # Most attempts succeed, and mostly nobody wants to hear of each.
-        if level == logging.DEBUG and not self._listeners and not log.isEnabledFor(level):
-            self.counts[name] += 1
-            return
         begun_at = lease.begun_at
         self.tell(
             name,

@@ -40,6 +40,7 @@ log = logging.getLogger("duly.worker")
 DOES_NOT_FIT = "does not fit"
 NOT_COMMITTED = "its transaction was not committed"
 MAX_RESULT = 1024 * 1024
+DONE = Succeeded()
 
 
 def change_of(lease: Lease, outcome: Outcome, chance: float) -> Change:
@@ -174,7 +175,7 @@ def _returned(lease: Lease, returned: Any) -> Outcome:
     if isinstance(returned, Signal):
         return _signalled(returned)
     if returned is None:
-        return Succeeded()
+        return DONE
     if inspect.iscoroutine(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         kind = type(returned).__name__
         if inspect.iscoroutine(returned):

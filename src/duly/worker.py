@@ -17,7 +17,7 @@ import logging
 import math
 import random
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -337,26 +337,25 @@ class Worker:
 
     async def _send_ended(self) -> None:
         """Send off what has ended since the last time; the claims go on meanwhile."""
-        ended = self._take_ended()
-        for one in ended:
-            if one[0].staged:  # its row may still be locked by the handler's own transaction
-                self._slots.in_background(self._record_apart(one))
-        ended = [one for one in ended if not one[0].staged]
-        if not ended:
-            return
+        sent = len(self._ended)
         # Each way by itself: one that fails or takes long would hold up the others.
-        ways: dict[ops.Way, list[Ended]] = {}
-        for lease, change in ended:
-            ways.setdefault(ops.way_of(lease.job, change), []).append((lease, change))
+        ways: defaultdict[ops.Way, list[Ended]] = defaultdict(list)
+        while self._ended:
+            one = lease, change = self._ended.popleft()
+            lease.sent = True
+            if lease.staged:  # its row may still be locked by the handler's own transaction
+                self._slots.in_background(self._record_apart(one))
+            else:
+                ways[ops.way_of(lease.job, change)].append(one)
         self._recording = [
             self._slots.in_background(self._record_turn(alike, self._free(alike))) for alike in ways.values()
         ]
-        if self.driver.one_writer and len(ended) < MANY:
+        if self._recording and self.driver.one_writer and sent < MANY:
             await asyncio.sleep(0)  # they begin, so that the claim can share their commit
 
     def _free(self, ended: Sequence[Ended]) -> int:
         """Let others have the slots of what has ended, while that is on its way; says how many."""
-        slots = sum(lease not in self._aside for lease, _ in ended)
+        slots = len(ended) if not self._aside else sum(lease not in self._aside for lease, _ in ended)
         self._being_recorded += slots
         return slots
 
@@ -366,14 +365,6 @@ class Worker:
         finally:
             self._being_recorded -= slots
             self.poke()
-
-    def _take_ended(self) -> list[Ended]:
-        ended = []
-        while self._ended:
-            lease, change = self._ended.popleft()
-            lease.sent = True
-            ended.append((lease, change))
-        return ended
 
     async def record(self, ended: Sequence[Ended], *, patient: bool = True) -> None:
         """Write how attempts ended; whatever happens to the database meanwhile, until it is answered.
@@ -389,24 +380,31 @@ class Worker:
                     self._slots.in_background(self._record_apart(one))
                 return
             verdicts = await self._record_bare(*ended[0], error)
-        now = self.clock()
-        for lease, change in ended:
+        for lease, _ in ended:
             self._let_go(lease)
-            verdict = verdicts.get(lease.job.id, Verdict.LOST)
-            self._count(change, verdict)
-            self.app.events.attempted(lease, change, verdict, now)
-            if change.state is State.SCHEDULED:
-                self._due_known = False
+        self._tell(ended, verdicts)
         if any(_lets_others_run(lease, change) for lease, change in ended):
             self._exhausted.clear()
             self._came_back += 1
         self._vacant.set()
 
-    def _count(self, change: Change, verdict: Verdict) -> None:
-        """Count attempts for those who list workers; the counts of the app's events begin anew now and then."""
-        if verdict is not Verdict.LOST:
-            self._succeeded += change.state is State.SUCCEEDED
-            self._failed += change.error is not None
+    def _tell(self, ended: Sequence[Ended], verdicts: Mapping[str, Verdict]) -> None:
+        """Count attempts and tell how they ended; successes of which nobody wants to hear are only counted."""
+        events, now = self.app.events, self.clock()
+        unheard, in_silence = 0, not events.hears_successes
+        for lease, change in ended:
+            verdict = verdicts.get(lease.job.id, Verdict.LOST)
+            if in_silence and verdict is Verdict.RECORDED and change.state is State.SUCCEEDED:
+                unheard += 1
+                continue
+            if verdict is not Verdict.LOST:
+                self._succeeded += change.state is State.SUCCEEDED
+                self._failed += change.error is not None
+            events.attempted(lease, change, verdict, now)
+            if change.state is State.SCHEDULED:
+                self._due_known = False
+        self._succeeded += unheard
+        events.counts["job.succeeded"] += unheard
 
     def _let_go(self, lease: Lease) -> None:
         # A job that was given back may have been claimed again, by this very turn: that is another lease.
@@ -514,10 +512,12 @@ class Worker:
             lease = Lease(job, self.app.tasks[job.task], self.driver, schema, now)
             if job.cancel_requested_at is not None:
                 lease.asked = Asked.CANCEL
-            self._superseded(job.id)
+            if job.id in self._held:
+                self._superseded(job.id)
             self._held[job.id] = lease
-            self.heart.mind(job.lease_ms)
             leases.append(lease)
+        for lease_ms in {job.lease_ms for job in jobs}:
+            self.heart.mind(lease_ms)
         return leases
 
     def _note_reached(self, queue: str, leases: Sequence[Lease]) -> None:
@@ -544,8 +544,8 @@ class Worker:
 
     def _superseded(self, job_id: str) -> None:
         """Tell the handler of an older lease of ours that it is lost: no beat would find it any more."""
-        old = self._held.get(job_id)
-        if old is not None and not (old.sent or old.closed):
+        old = self._held[job_id]
+        if not (old.sent or old.closed):
             self.app.events.tell("job.lease_lost", logging.WARNING, **about(old))
             self.ask(old, Asked.LOST)
 

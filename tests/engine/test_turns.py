@@ -99,7 +99,8 @@ def test_a_worker_whose_end_is_on_its_way_does_not_spin(app: Duly) -> None:
 
 def test_what_goes_wrong_after_an_end_was_recorded_breaks_the_worker(app: Duly) -> None:
     @app.task
-    async def one() -> None: ...
+    async def one() -> None:
+        raise ValueError("which is told, as a success would not be")
 
     one.enqueue()
 

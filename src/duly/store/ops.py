@@ -11,9 +11,10 @@ number would turn into a float. `now` is for tests; without it the database read
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -469,7 +470,7 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
     Successes take a short way. What ends in different `ways` had better be finished apart: together, all rows are
     locked beforehand.
     """
-    short: dict[Way, dict[int, dict[str, str | None]]] = {}
+    short: defaultdict[Way, defaultdict[int, dict[str, str | None]]] = defaultdict(lambda: defaultdict(dict))
     rest: list[dict[str, Any]] = []
     ways = [way_of(job, change) for job, change in finishes]
     # Among others it would lock its batch before their keys, which every ending locks the other way round.
@@ -480,14 +481,14 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
         if way is Way.LONG or (way is Way.BATCHED and not by_batch_alone):
             rest.append(_change(job, change))
         else:
-            short.setdefault(way, {}).setdefault(job.token, {})[job.id] = change.result
+            short[way][job.token][job.id] = change.result
     op = _finish(short, rest, finishes, now)
     if not any(change["error"] for change in rest):
         return op
     return replace(op, bare=lambda: _finish(short, [_without_texts(change) for change in rest], finishes, now))
 
 
-class Way(Enum):
+class Way(StrEnum):
     """How the end of an attempt is written: most successes need less than all the others."""
 
     PLAIN = "plain"
@@ -509,7 +510,7 @@ def way_of(job: Claimed, change: Change) -> Way:
 
 
 def _finish(
-    short: dict[Way, dict[int, dict[str, str | None]]],
+    short: Mapping[Way, Mapping[int, Mapping[str, str | None]]],
     rest: list[dict[str, Any]],
     finishes: Sequence[Finish],
     now: int | None,

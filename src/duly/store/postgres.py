@@ -64,6 +64,22 @@ _abandoned: list[object] = []
 _drivers: weakref.WeakSet[PostgresDriver] = weakref.WeakSet()
 
 
+# What is run all day is planned once for a connection, whatever the tables hold, and so that it finds its rows by an
+# index: a plan that was made for an empty table would read the whole of a full one.
+STEADY_PLANS = (
+    "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_bitmapscan = off; set jit = off"
+)
+STEADY = frozenset({
+    "await_claim", "claim", "claim_marked", "ended_callbacks", "enqueue", "enqueue_keyed", "extend", "finish_batched",
+    "finish_gone", "finish_keyed", "finish_plain", "heartbeat", "hold_parent", "key_holders", "next_due", "progress",
+    "reserve_keys",
+})  # fmt: skip
+# All else is planned as the server would.
+AS_THE_SERVER: tuple[LiteralString, ...] = (
+    "set local plan_cache_mode to default",
+    "set local enable_seqscan to default",
+    "set local enable_bitmapscan to default",
+)
 # Enqueues that can share a commit: plain ones, also by handlers, and those of one key.
 GATHERED = (("enqueue",), ("hold_parent", "enqueue"), ("reserve_keys", "enqueue_keyed", "key_holders"))
 # What a server says to a name, a password or a host that it will not take tomorrow either.
@@ -274,12 +290,13 @@ class PostgresDriver(Driver):
     def _run(self, conn: _Connection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         work = self._work(batch)
         wakes = any(op.wakes for op in batch)
+        planning = self._planning(batch)
         rows: list[list[Any]] = [[] for _ in batch]
         # What may have to wait for a lock does so in a transaction, where the time for that is limited.
-        if len(work) == 1 and self._read_committed and batch[0].name != "finish":
+        if len(work) == 1 and self._read_committed and not planning and batch[0].name != "finish":
             cursors = [conn.execute(work[0].sql, work[0].params, binary=True)]
         else:
-            cursors = self._pipelined(conn, work, lock_timeout)
+            cursors = self._pipelined(conn, work, (lock_timeout, *planning))
         for (place, _, _), cursor in zip(work, cursors, strict=True):
             rows[place] += _fetch(cursor)
         if wakes:
@@ -293,11 +310,19 @@ class PostgresDriver(Driver):
             self._hinted_at = now
             conn.hint()
 
-    def _pipelined(self, conn: _Connection, work: list[_Line], lock_timeout: LiteralString) -> list[Cursor[Any]]:
+    def _planning(self, batch: Sequence[Op[Any]]) -> tuple[LiteralString, ...]:
+        """Say what has to be set so that operations are planned as they should."""
+        steady = not self._prepared or all(STEADY.issuperset(op.sections) for op in batch)
+        return () if steady else AS_THE_SERVER
+
+    def _pipelined(
+        self, conn: _Connection, work: list[_Line], settings: tuple[LiteralString, ...]
+    ) -> list[Cursor[Any]]:
         try:
             with conn.pipeline():
                 conn.execute(BEGIN)
-                conn.execute(lock_timeout)
+                for setting in settings:
+                    conn.execute(setting)
                 cursors = [conn.execute(sql, params, binary=True) for _, sql, params in work]
                 conn.execute("commit")
         except psycopg.Error as error:
@@ -322,6 +347,8 @@ class PostgresDriver(Driver):
         assert hook is not None
         rows: list[Any] = []
         with conn.transaction():
+            for setting in self._planning([op]):
+                conn.execute(setting)
             for section in op.sections:
                 for number, text in enumerate(self._spell(section)):
                     hook(Point("before", op.name, section, number))
@@ -348,6 +375,7 @@ class PostgresDriver(Driver):
         try:
             if self._prepared:
                 conn.prepare_hint()
+                conn.execute(STEADY_PLANS)
         except psycopg.Error:  # behind PgBouncer, say, with `prepared` left on
             conn.close()
             raise

@@ -1,0 +1,99 @@
+"""What PostgreSQL is asked all day is planned once, on tables that may be empty then and full later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from duly.model import Change, NewJob, State, Terms
+from duly.store import ops
+from duly.store.ops import Finish
+from duly.store.postgres import STEADY, STEADY_PLANS, PostgresDriver, bring_up_to_date
+from tests.contract.stores import new_id
+from tests.contract.test_plans import ASKED, BY_KEY, nodes, of_big_tables, plans, walked
+from tests.contract.test_statements import every_op
+from tests.servers.postgres import PostgresServer
+
+KEYED = Terms("keyed")
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> Iterator[str]:
+    url = postgres.new_database()
+    bring_up_to_date(url)
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture
+def driver(url: str) -> Iterator[PostgresDriver]:
+    driver = PostgresDriver(url, connections=1)
+    yield driver
+    driver.close()
+
+
+def run_a_job(driver: PostgresDriver, terms: Terms, **more: Any) -> None:
+    driver.run(ops.enqueue(terms, [NewJob(new_id(), "{}", **more)]))
+    token = 7 + driver.failures
+    [job] = driver.run(ops.claim("default", limit=5, token=token, worker="w", tasks=["work", "keyed"]))
+    driver.run(ops.finish([Finish(job, Change(State.SUCCEEDED))]))
+
+
+def planned(driver: PostgresDriver) -> dict[str, tuple[int, int]]:
+    """How often what was prepared ran by the one plan, and by one of its own."""
+    with driver._pool.connection() as conn:
+        found = conn.execute("select statement, generic_plans, custom_plans from pg_prepared_statements")
+        return {statement: (generic, custom) for statement, generic, custom in found.fetchall()}
+
+
+def test_what_runs_all_day_is_planned_once(driver: PostgresDriver) -> None:
+    for _ in range(6):
+        run_a_job(driver, Terms("work"))
+        run_a_job(driver, KEYED, key=new_id())
+    found = {statement: counts for statement, counts in planned(driver).items() if "duly_job" in statement}
+    assert len(found) >= 5
+    assert all(generic > 0 and custom == 0 for generic, custom in found.values()), found
+
+
+def test_what_people_look_with_is_planned_as_the_server_would(driver: PostgresDriver) -> None:
+    for _ in range(5):
+        driver.run(ops.listing(queue="mail"))
+    [(generic, custom)] = [counts for statement, counts in planned(driver).items() if "duly_job" in statement]
+    assert (generic, custom) == (0, 3)  # two went before it was prepared
+    with driver._pool.connection() as conn:
+        found = [conn.execute(f"show {name}").fetchone() for name in ("plan_cache_mode", "enable_seqscan", "jit")]
+    assert found == [("force_generic_plan",), ("off",), ("off",)]  # and what comes next is steady again
+
+
+def test_behind_pgbouncer_nothing_is_set_for_a_session_that_others_get(url: str) -> None:
+    driver = PostgresDriver(url, connections=1, prepared=False)
+    run_a_job(driver, Terms("work"))
+    with driver._pool.connection() as conn:
+        assert conn.execute("show plan_cache_mode").fetchone() == ("auto",)
+        assert conn.execute("show enable_seqscan").fetchone() == ("on",)
+    driver.close()
+
+
+def test_no_plan_from_before_the_first_job_reads_a_whole_table(url: str) -> None:
+    walks = {section: set(found) for asked in ASKED.values() for section, found in asked.walks.items()}
+    seen: set[str] = set()
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as conn:
+        conn.execute(STEADY_PLANS)
+        for op in (op for made in every_op().values() for one in made for op in (one, one.again) if op is not None):
+            for section in STEADY.intersection(op.sections) - seen:
+                seen.add(section)
+                for plan in plans(conn, section, op, generic=True):
+                    assert not of_big_tables(walked(plan)) - walks.get(section, BY_KEY), section
+                    for node in nodes(plan):
+                        assert is_looked_up(node), (section, node)
+    assert seen == STEADY
+
+
+def is_looked_up(node: dict[str, Any]) -> bool:
+    """Say whether an index is entered by all that makes a row of these tables one, and not read from end to end."""
+    if node.get("Index Name") == "duly_key_pkey":
+        return "key =" in node["Index Cond"] and "task =" in node["Index Cond"]
+    return "Index Name" not in node or "Index Cond" in node
