@@ -403,8 +403,9 @@ class Worker:
             events.attempted(lease, change, verdict, now)
             if change.state is State.SCHEDULED:
                 self._due_known = False
-        self._succeeded += unheard
-        events.counts["job.succeeded"] += unheard
+        if unheard:
+            self._succeeded += unheard
+            events.counts["job.succeeded"] += unheard
 
     def _let_go(self, lease: Lease) -> None:
         # A job that was given back may have been claimed again, by this very turn: that is another lease.

@@ -151,7 +151,8 @@ def enqueue(
 
     `parent` is the job whose handler enqueues. If its lease is lost, nothing is added and nothing is answered.
     """
-    _check(terms)
+    if _accepted.get(id(terms)) is not terms:  # most enqueues come on the same terms as those before them
+        _check(terms)
     for job in jobs:
         _check_job(job, terms.task)
     keyed = [job for job in jobs if job.key is not None]
@@ -176,6 +177,11 @@ def while_held(op: Op[T], parent: Held, lost: T) -> Op[T]:
     return replace(op, sections=("hold_parent", *op.sections), params=params, read=read, again=again)
 
 
+# By their addresses, which nothing else can have while they are in here.
+_accepted: dict[int, Terms] = {}
+MOST_ACCEPTED = 1000
+
+
 def _check(terms: Terms) -> None:
     """Refuse terms that some store could not keep, so that all refuse the same."""
     for name in ("task", "queue"):
@@ -187,6 +193,9 @@ def _check(terms: Terms) -> None:
         most = _MOST.get(name, _LONG)
         if value is not None and not (isinstance(value, int) and least <= value <= most):
             raise ConfigError(f"{name} of {terms.task} is {value!r}: give a whole number from {least} to {most}")
+    if len(_accepted) >= MOST_ACCEPTED:
+        _accepted.clear()
+    _accepted[id(terms)] = terms
 
 
 def _check_job(job: NewJob, task: str) -> None:
@@ -212,9 +221,14 @@ def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
     if ordered:
         params["ids"] = json_text([job.id for job in jobs])
     added = [Enqueued(job.id) for job in jobs]
-    again = Op("enqueue", ("enqueue_again", "undo_finished", *ordered), params, lambda rows: added, wakes=True)
+
+    def read(rows: Rows) -> list[Enqueued]:
+        return added
+
+    again = Op("enqueue", ("enqueue_again", "undo_finished", *ordered), params, read, wakes=True)
     # Where success leaves no trace, nobody can tell a lost enqueue from a finished one.
-    return replace(again, sections=("enqueue", *ordered), once=terms.keep_ms == 0, again=again)
+    once = terms.keep_ms == 0
+    return Op("enqueue", ("enqueue", *ordered), params, read, wakes=True, once=once, again=again)
 
 
 def in_order(terms: Terms) -> tuple[str, ...]:
