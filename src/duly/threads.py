@@ -83,12 +83,12 @@ class Threads:
     def interrupt(self, lease: Lease) -> None:
         """Raise into the thread that runs this handler. It is heard when the thread next runs Python code.
 
-        What the handler has the database do meanwhile is done first: whoever wants it interrupted comes again.
+        What the handler has the database do meanwhile is done first.
         """
         with self._raising:
             thread = lease.thread
             if thread is not None:
-                shield.unless_inside(thread, lambda: _raise_into(thread, TimeIsUp))
+                shield.interrupt(thread, lambda: _raise_into(thread, TimeIsUp))
 
     def _out_of_reach(self, lease: Lease) -> None:
         """See to it that nothing is raised into this thread for that handler any more."""

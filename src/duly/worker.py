@@ -724,7 +724,7 @@ class Worker:
         self._ended.append((lease, change))
         self.app.events.tell("job.stuck", logging.ERROR, **about(lease), stuck=len(self._stuck))
         self.poke()
-        if self._on_stuck is not None and 2 * len(self._stuck) >= self.concurrency:
+        if self._on_stuck is not None and 2 * len(self._stuck) >= self.concurrency and not self._stopping:
             self._on_stuck()
             self.stop()
 

@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from duly.errors import SchemaMismatch, StoreError, StoreRefused
-from duly.store import migrate, ops
+from duly.store import migrate, ops, sqlite
 from duly.store import postgres as pg
 from duly.store.driver import Driver
 from duly.store.migrate import Migration
@@ -546,3 +546,25 @@ def test_no_index_of_live_jobs_is_touched_by_a_beat(postgres_url: str) -> None:
     for definition in definitions:
         for column in ("lease_until", "heartbeat_at", "progress"):
             assert column not in definition
+
+
+def test_a_file_that_somebody_takes_further_than_we_know_while_we_wait_for_its_lock_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "duly.db"
+    open_file(path)
+    theirs = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    theirs.execute("update duly_meta set value = ? where name = 'schema'", (str(NEWEST - 1),))  # so that we want to
+    theirs.execute("begin immediate")
+
+    def waits(conn: sqlite3.Connection, _: float) -> None:
+        theirs.execute("update duly_meta set value = '999'")
+        theirs.execute("commit")
+        conn.execute("begin immediate")
+
+    driver = SQLiteDriver(path)
+    monkeypatch.setattr(sqlite, "begin", waits)
+    with pytest.raises(SchemaMismatch, match="needs a newer duly"):
+        driver.run(ops.clock())
+    driver.close()
+    theirs.close()

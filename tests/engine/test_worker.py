@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from duly import Cancel, Ctx, Duly, SyncCtx
-from duly.app import Job
 from duly.context import Lease
 from duly.errors import JobTimeout, LeaseLost
 from duly.keys import new_token
@@ -129,8 +128,8 @@ def test_j16_a_thread_is_told_and_then_interrupted(app: Duly) -> None:
     assert seen[-2] is True
 
 
-def test_j16_a_thread_is_not_interrupted_while_the_database_works_for_it(app: Duly, monkeypatch: Any) -> None:
-    """What it has added would be lost to it, and others whose jobs it commits along would wait for ever."""
+def test_j16_a_thread_is_interrupted_after_what_the_database_does_for_it(app: Duly, monkeypatch: Any) -> None:
+    """Interrupted in the middle, others whose jobs it commits along would wait for ever."""
     rows, interrupt, asked_again = app.driver._rows, Threads.interrupt, threading.Event()
     tried: list[Any] = []
     seen: list[Any] = []
@@ -142,31 +141,63 @@ def test_j16_a_thread_is_not_interrupted_while_the_database_works_for_it(app: Du
             asked_again.set()
 
     def slowly(op: Any) -> Any:
-        if op.params.get("task") == "child":
-            assert asked_again.wait(20)
-        return rows(op)
+        if op.params.get("task") != "child":
+            return rows(op)
+        assert asked_again.wait(20)
+        found = rows(op)
+        seen.append("written")
+        return found
 
     @app.task
     def child() -> None: ...
 
     @app.task(timeout="200ms", max_attempts=1)
     def parent() -> None:
-        seen.append(child.enqueue())
         try:
+            child.enqueue()
             while True:
                 time.sleep(0.01)
         except JobTimeout as error:
-            seen.append(error)
+            seen.append(type(error))
             raise
 
     job = parent.enqueue()
     monkeypatch.setattr(Threads, "interrupt", interrupted)
     monkeypatch.setattr(app.driver, "_rows", slowly)
     app.run(drain=True, signals=False)
-    assert [type(one) for one in seen] == [Job, TimeIsUp]
-    found, added = app.get(job.id), app.get(seen[0].id)
+    assert seen == ["written", TimeIsUp]
+    found, [added] = app.get(job.id), app.list(task="child")
     assert found is not None
-    assert (found.state, added and added.state) == (State.DEAD, State.SUCCEEDED)
+    assert (found.state, added.state) == (State.DEAD, State.SUCCEEDED)
+
+
+@pytest.mark.parametrize("asks", ["all the time", "once"])
+def test_j16_a_thread_that_asks_the_database_is_interrupted_too(app: Duly, asks: str, monkeypatch: Any) -> None:
+    """Who asks all the time is hardly ever anywhere else, and would run on for ever."""
+    rows, seen, heard = app.driver._rows, [], []
+
+    def slowly(op: Any) -> Any:
+        if op.name == "get":
+            time.sleep(0.03)
+        return rows(op)
+
+    @app.task(timeout="200ms", max_attempts=1)
+    def asking() -> None:
+        until = time.monotonic() + 20
+        try:
+            app.get(job.id)
+            while time.monotonic() < until:
+                app.get(job.id) if asks == "all the time" else time.sleep(0.01)
+        except JobTimeout as error:
+            seen.append(type(error))
+            raise
+
+    monkeypatch.setattr(app.driver, "_rows", slowly)
+    app.events.listen(lambda name, fields: heard.append(name))
+    job = asking.enqueue()
+    app.run(drain=True, signals=False)
+    assert seen == [TimeIsUp]
+    assert "job.stuck" not in heard
 
 
 def test_j16_a_thread_that_stops_when_told_is_not_interrupted(app: Duly) -> None:

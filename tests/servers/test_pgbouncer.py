@@ -51,6 +51,19 @@ def test_what_the_driver_opens_is_led_through_and_what_others_open_is_not(
     driver.close()
 
 
+def test_who_leaves_prepared_on_by_mistake_leaves_no_setting_of_the_driver_behind_the_pooler(
+    postgres: PostgresServer, bouncer: PgBouncer, postgres_url: str
+) -> None:
+    url = postgres_url.replace(str(postgres.port), str(bouncer.port))
+    driver = duly.store.postgres.PostgresDriver(url, connections=1)
+    driver.run(ops.clock())
+    with psycopg.connect(url, autocommit=True) as stranger:
+        assert stranger.execute("show plan_cache_mode").fetchone() == ("auto",)
+        assert stranger.execute("show enable_seqscan").fetchone() == ("on",)
+        assert stranger.execute("show jit").fetchone() == ("on",)
+    driver.close()
+
+
 def test_it_ends_and_leaves_nothing(postgres: PostgresServer) -> None:
     started = PgBouncer(postgres).start()
     home, process = started._home, started._process

@@ -64,22 +64,14 @@ _abandoned: list[object] = []
 _drivers: weakref.WeakSet[PostgresDriver] = weakref.WeakSet()
 
 
-# What is run all day is planned once for a connection, whatever the tables hold, and so that it finds its rows by an
-# index: a plan that was made for an empty table would read the whole of a full one.
-STEADY_PLANS = (
-    "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_bitmapscan = off; set jit = off"
-)
+# What runs all day is planned once for a connection, whatever the tables hold, and so that it finds its rows by an
+# index: a plan that was made for an empty table would read the whole of a full one. The rest is planned as the server
+# would.
+STEADY_PLANS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_bitmapscan": "off"}
 STEADY = frozenset({
-    "await_claim", "claim", "claim_marked", "ended_callbacks", "enqueue", "enqueue_keyed", "extend", "finish_batched",
-    "finish_gone", "finish_keyed", "finish_plain", "heartbeat", "hold_parent", "key_holders", "next_due", "progress",
-    "reserve_keys",
+    "await_claim", "claim", "claim_marked", "enqueue", "extend", "finish_batched", "finish_gone", "finish_keyed",
+    "finish_plain", "head", "heartbeat", "hold_parent", "next_due", "progress",
 })  # fmt: skip
-# All else is planned as the server would.
-AS_THE_SERVER: tuple[LiteralString, ...] = (
-    "set local plan_cache_mode to default",
-    "set local enable_seqscan to default",
-    "set local enable_bitmapscan to default",
-)
 # Enqueues that can share a commit: plain ones, also by handlers, and those of one key.
 GATHERED = (("enqueue",), ("hold_parent", "enqueue"), ("reserve_keys", "enqueue_keyed", "key_holders"))
 # What a server says to a name, a password or a host that it will not take tomorrow either.
@@ -290,15 +282,15 @@ class PostgresDriver(Driver):
     def _run(self, conn: _Connection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         work = self._work(batch)
         wakes = any(op.wakes for op in batch)
-        planning = self._planning(batch)
         rows: list[list[Any]] = [[] for _ in batch]
         # What may have to wait for a lock does so in a transaction, where the time for that is limited.
-        if len(work) == 1 and self._read_committed and not planning and batch[0].name != "finish":
+        alone = len(work) == 1 and conn.plans_right(work[0].section) and batch[0].name != "finish"
+        if alone and self._read_committed:
             cursors = [conn.execute(work[0].sql, work[0].params, binary=True)]
         else:
-            cursors = self._pipelined(conn, work, (lock_timeout, *planning))
-        for (place, _, _), cursor in zip(work, cursors, strict=True):
-            rows[place] += _fetch(cursor)
+            cursors = self._pipelined(conn, work, lock_timeout)
+        for line, cursor in zip(work, cursors, strict=True):
+            rows[line.place] += _fetch(cursor)
         if wakes:
             self._hint(conn)
         return rows  # type: ignore[return-value]
@@ -310,20 +302,16 @@ class PostgresDriver(Driver):
             self._hinted_at = now
             conn.hint()
 
-    def _planning(self, batch: Sequence[Op[Any]]) -> tuple[LiteralString, ...]:
-        """Say what has to be set so that operations are planned as they should."""
-        steady = not self._prepared or all(STEADY.issuperset(op.sections) for op in batch)
-        return () if steady else AS_THE_SERVER
-
-    def _pipelined(
-        self, conn: _Connection, work: list[_Line], settings: tuple[LiteralString, ...]
-    ) -> list[Cursor[Any]]:
+    def _pipelined(self, conn: _Connection, work: list[_Line], lock_timeout: LiteralString) -> list[Cursor[Any]]:
+        cursors: list[Cursor[Any]] = []
         try:
             with conn.pipeline():
                 conn.execute(BEGIN)
-                for setting in settings:
-                    conn.execute(setting)
-                cursors = [conn.execute(sql, params, binary=True) for _, sql, params in work]
+                conn.execute(lock_timeout)
+                steady = True
+                for line in work:
+                    steady = conn.plan(line.section, steady=steady)
+                    cursors.append(conn.execute(line.sql, line.params, binary=True))
                 conn.execute("commit")
         except psycopg.Error as error:
             raise _first(error) from None
@@ -335,7 +323,7 @@ class PostgresDriver(Driver):
         if len(others) > 1:
             others.sort(key=_keys_in_order)
         return [
-            _Line(place, _trusted(text.sql), op.params)
+            _Line(place, section, _trusted(text.sql), op.params)
             for place, op in (*others, *((0, op) for op in enqueues))
             for section in op.sections
             for text in self._spell(section)
@@ -346,10 +334,10 @@ class PostgresDriver(Driver):
         hook = self.hook
         assert hook is not None
         rows: list[Any] = []
+        steady = True
         with conn.transaction():
-            for setting in self._planning([op]):
-                conn.execute(setting)
             for section in op.sections:
+                steady = conn.plan(section, steady=steady)
                 for number, text in enumerate(self._spell(section)):
                     hook(Point("before", op.name, section, number))
                     rows += _fetch(conn.execute(_trusted(text.sql), op.params, binary=True))
@@ -375,7 +363,7 @@ class PostgresDriver(Driver):
         try:
             if self._prepared:
                 conn.prepare_hint()
-                conn.execute(STEADY_PLANS)
+                conn.keep_plans()
         except psycopg.Error:  # behind PgBouncer, say, with `prepared` left on
             conn.close()
             raise
@@ -393,10 +381,16 @@ class PostgresDriver(Driver):
             self._schema_checked = True
 
 
+def _for_now(settings: Mapping[str, str]) -> LiteralString:
+    """Write what sets something until the end of the transaction, as one statement."""
+    return _trusted("select " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items()))
+
+
 class _Line(NamedTuple):
     """One statement of a batch, and whose answer its rows are."""
 
     place: int
+    section: str
     sql: LiteralString
     params: Mapping[str, Any]
 
@@ -415,6 +409,7 @@ class _Connection(Connection[Any]):
 
     _hint = b""
     _hinting = False
+    _as_the_server: LiteralString = ""  # what has the rest of a transaction planned so; empty: everything is anyway
 
     def hint(self) -> None:
         """Wake who sleeps, after a commit, and do not wait for it: whoever takes the connection next hears it out."""
@@ -427,6 +422,31 @@ class _Connection(Connection[Any]):
         """Have the server remember the hint, where the next one runs on the same connection."""
         self.execute(f"prepare duly_hint as {HINT}")
         self._hint = b"execute duly_hint"
+
+    def keep_plans(self) -> None:
+        """Have what runs all day planned once, unless the connection is lent by a pooler: others get it next."""
+        names = list(STEADY_PLANS)
+        asked = ", ".join(f"current_setting('{name}')" for name in names)
+        pid, *values = _only(self.execute(_trusted(f"select pg_backend_pid(), {asked}")))
+        if pid == self.info.backend_pid:
+            # Compiling is off for good: a table that must be read whole counts as expensive, however small it is.
+            self.execute(_trusted("; ".join(f"set {name} = {value}" for name, value in STEADY_PLANS.items())))
+            self.execute("set jit = off")
+            self._as_the_server = _for_now(dict(zip(names, values, strict=True)))
+
+    def plans_right(self, section: str) -> bool:
+        """Whether a section is planned as it should without anything being set."""
+        return section in STEADY or not self._as_the_server
+
+    def plan(self, section: str, *, steady: bool) -> bool:
+        """Set how a section of a transaction is planned, if that was not set for the one before it; says how.
+
+        Each has to be planned in one way, wherever it comes: the server keeps the first plan that it made of a text.
+        """
+        if not self._as_the_server or steady == (section in STEADY):
+            return steady
+        self.execute(self._as_the_server if steady else _for_now(STEADY_PLANS))
+        return not steady
 
     def hear_out(self) -> bool:
         """Wait for the end of a hint; whether it failed is nobody's concern. False: the server has hung up."""

@@ -1,4 +1,4 @@
-"""Keeps operations whole: while a thread is inside of one, nothing is raised into it.
+"""Keeps operations whole: while a thread is inside of one, nothing is raised into it; it is raised at the end.
 
 A sync handler whose time is over has an exception raised into its thread, wherever that stands. In the middle of an
 operation it might come between a commit and its answer, or while the thread commits for others, who would then wait for
@@ -25,10 +25,11 @@ class Shield:
         """Forget, in a forked child, threads that it does not have, and a lock that nobody frees."""
         self._entering = threading.Lock()
         self._inside: set[int] = set()
+        self._wanted: dict[int, Callable[[], None]] = {}  # interrupts that wait for the end of an operation
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Let nothing be raised into this thread by `unless_inside` until the end."""
+        """Let nothing be raised into this thread by `interrupt` until the end."""
         thread = threading.get_ident()
         if thread in self._inside:
             yield
@@ -39,15 +40,23 @@ class Shield:
             self._hear()
             yield
         finally:
-            self._inside.discard(thread)
+            self._leave(thread)
 
     def _hear(self) -> None:
         """Raise here what was to be raised before: a thread hears of it when it next calls something."""
 
-    def unless_inside(self, thread: int, interrupt: Callable[[], None]) -> None:
-        """Interrupt a thread, unless it is inside of an operation: then whoever wants it has to come again."""
+    def _leave(self, thread: int) -> None:
         with self._entering:
-            if thread not in self._inside:
+            self._inside.discard(thread)
+            if (interrupt := self._wanted.pop(thread, None)) is not None:
+                interrupt()
+
+    def interrupt(self, thread: int, interrupt: Callable[[], None]) -> None:
+        """Interrupt a thread, now or at the end of the operation that it is inside of."""
+        with self._entering:
+            if thread in self._inside:
+                self._wanted[thread] = interrupt
+            else:
                 interrupt()
 
 

@@ -675,21 +675,29 @@ def begin(conn: sqlite3.Connection, busy_s: float) -> None:
 
 def bring_up_to_date(conn: sqlite3.Connection, path: Path, busy_s: float = BUSY_SECONDS) -> None:
     """Create or migrate the tables; any number of processes may do this at once, while others write."""
-    if not migrate.pending("sqlite", read_meta(conn)):
-        migrate.check("sqlite", read_meta(conn), str(path))
-        return
     try:
-        conn.execute("pragma busy_timeout = 0")  # `begin` waits instead
-        begin(conn, busy_s)
+        if migrate.pending("sqlite", read_meta(conn)):
+            _migrate(conn, busy_s)
+        # By now, which may be long after the first look: somebody may have gone further than we know.
+        migrate.check("sqlite", read_meta(conn), str(path))
+    except sqlite3.Error as error:
+        raise translate(error, "migrate", path) from error
+
+
+def _migrate(conn: sqlite3.Connection, busy_s: float) -> None:
+    conn.execute("pragma busy_timeout = 0")  # `begin` waits instead
+    begin(conn, busy_s)
+    conn.execute(f"pragma busy_timeout = {int(busy_s * 1000)}")  # where there is no log, a commit waits for readers
+    try:
         for step in migrate.pending("sqlite", read_meta(conn)):
             for statement in step.statements:
                 conn.execute(statement)
         conn.execute("analyze duly_meta")
         conn.execute("commit")
-    except sqlite3.Error as error:
+    except sqlite3.Error:
         if conn.in_transaction:
             conn.execute("rollback")
-        raise translate(error, "migrate", path) from error
+        raise
 
 
 def look(path: str | os.PathLike[str]) -> dict[str, str]:

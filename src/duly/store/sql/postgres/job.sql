@@ -72,7 +72,6 @@ select distinct on (key) :task::text, key, id, 'live', fingerprint
 
 -- name: enqueue_keyed
 -- again: on conflict (id) do nothing
--- Differs from SQLite: asked as `exists`, the keys would be joined, and a plan from before there were any reads them all.
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, key_until, max_attempts,
@@ -86,8 +85,10 @@ select id, :task, :queue, :priority::int,
   from clock
  cross join json_to_recordset(:jobs::json) as input (
        id uuid, payload text, envelope text, key text, fingerprint text, lane text)
- where id = (
-       select job_id from duly.duly_key where task = :task and key = input.key and state = 'live')
+ where exists (
+       select 1 from duly.duly_key
+        where duly_key.task = :task and duly_key.key = input.key and duly_key.job_id = input.id
+          and duly_key.state = 'live')
    and (:filling::bigint is null
         or exists (
            select 1 from duly.duly_batch
@@ -109,17 +110,12 @@ delete from duly.duly_job
          join duly.duly_done on duly_done.id = input.id));
 
 -- name: key_holders
--- Differs from SQLite: `limit 1` has each key looked up, as in `enqueue_keyed`.
-select input.id::text as asked, coalesce(held.job_id, input.id)::text as holder,
-       held.fingerprint is not null and held.fingerprint <> input.fingerprint as other_payload,
-       coalesce(held.state, 'live') as state, held.result, coalesce(held.result_dropped, false) as result_dropped
+select input.id::text as asked, coalesce(duly_key.job_id, input.id)::text as holder,
+       duly_key.fingerprint is not null and duly_key.fingerprint <> input.fingerprint as other_payload,
+       coalesce(duly_key.state, 'live') as state, duly_key.result, coalesce(duly_key.result_dropped, false) as result_dropped
   from rows from (json_to_recordset(:jobs::json) as (id uuid, key text, fingerprint text)) with ordinality
        as input (id, key, fingerprint, place)
-  left join lateral (
-       select job_id, fingerprint, state, result, result_dropped
-         from duly.duly_key
-        where task = :task and key = input.key
-        limit 1) as held on true
+  left join duly.duly_key on duly_key.task = :task and duly_key.key = input.key
  order by place;
 
 -- name: lock_debounced
