@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import secrets
+import signal
 import sys
 import time
 from pathlib import Path
 
-from tests.proof import table
+from tests.proof import abreast, table
+from tests.proof.abreast import Run
+from tests.servers.postgres import initialised
 
 
 def main() -> int:
@@ -33,13 +35,10 @@ def main() -> int:
     if strangers := {name.upper() for name in given.only} - {*table.names()}:
         parser.error(f"--only: there is no row {min(strangers)}; the rows are {', '.join(table.names())}")
     seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
-    logging.getLogger("psycopg").setLevel(logging.ERROR)  # which tells of every connection that a row ends
-    began, lines = time.monotonic(), []
-    for row in table.rows(given.only):
-        controls = (*row.controls, *(row.in_full if given.full else ()))
-        for control in (None, *(() if given.no_controls else controls)):
-            lines.append(table.run(row, seed=seed, full=given.full, control=control))
-            table.show(lines[-1])
+    began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what ends that which was started
+    with initialised():
+        lines = abreast.lines(_runs(given, seed), start=abreast.Process, processors=table.processors(), show=table.show)
     table.write(lines, given.json)
     bad = [line for line in lines if not table.holds(line, tolerant=given.tolerant)]
     rows = [line for line in lines if line.control is None]
@@ -51,6 +50,15 @@ def main() -> int:
     for line in bad:  # once more: of a long table often only the end is kept
         table.show(line)
     return 1 if bad else 0
+
+
+def _runs(given: argparse.Namespace, seed: int) -> list[Run]:
+    """List the runs in the order of the table: each row, and after it its controls."""
+    found = []
+    for row in table.rows(given.only):
+        controls = (*row.controls, *(row.in_full if given.full else ()))
+        found += [Run(row, one, seed, given.full) for one in (None, *(() if given.no_controls else controls))]
+    return found
 
 
 if __name__ == "__main__":

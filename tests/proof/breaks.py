@@ -14,6 +14,7 @@ from typing import Any
 from duly.store import statements
 
 VARIABLE = "PROOF_BREAK"
+ROW = "PROOF_ROW"  # whose defences these are: to load all rows takes a worker longer than to start
 BREAKS: dict[str, Callable[[], Callable[[], None]]] = {}
 
 
@@ -54,17 +55,18 @@ def python(name: str, owner: Any, attribute: str, value: Any) -> None:
 
 
 @contextmanager
-def broken(*names: str) -> Iterator[None]:
+def broken(*names: str, row: str = "") -> Iterator[None]:
     """Take defences away here and in the processes started meanwhile."""
     undo = [BREAKS[name]() for name in names]
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = ",".join(names)
+    before = {variable: os.environ.get(variable) for variable in (VARIABLE, ROW)}
+    os.environ.update({VARIABLE: ",".join(names), ROW: row})
     try:
         yield
     finally:
         for one in reversed(undo):
             one()
-        os.environ.pop(VARIABLE) if before is None else os.environ.update({VARIABLE: before})
+        for variable, was in before.items():
+            os.environ.pop(variable) if was is None else os.environ.update({variable: was})
 
 
 def apply_named() -> None:
@@ -73,6 +75,6 @@ def apply_named() -> None:
     if named:
         from tests.proof.table import rows
 
-        rows([])  # every row says which defences it can take away
+        rows([row for row in [os.environ.get(ROW)] if row])  # every row says which defences it can take away
     for name in named:
         BREAKS[name]()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ class Fleet:
         """Start one worker."""
         self._number += 1
         words = ["worker", self.app, "--concurrency", str(concurrency), "--grace", grace, *more]
-        with (self.folder / f"worker-{self._number}.log").open("wb") as log:
+        with (self.folder / f"worker-{self._number}.log").open("wb") as log, uninterrupted():
             worker = subprocess.Popen(
                 [sys.executable, "-m", "tests.proof.program", *words],
                 env={**self._environ, **(environ or {})},
@@ -61,7 +62,7 @@ class Fleet:
                 stderr=log,
                 process_group=0,
             )
-        self.workers.append(worker)
+            self.workers.append(worker)
         return worker
 
     def kill(self, worker: subprocess.Popen[bytes]) -> None:
@@ -140,6 +141,22 @@ class Fleet:
         return "\n".join(
             line for path in sorted(self.folder.glob("worker-*.log")) for line in path.read_text().splitlines()[-most:]
         )
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Have an interruption wait for a moment: a worker that was started and not noted would never be ended."""
+    if threading.current_thread() is not threading.main_thread():  # no other is interrupted
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda sign, _: came.append(sign))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def children_of(pid: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -47,6 +48,9 @@ class NotRun(Exception):
     """What a row needs is not there; says what, and how to get it."""
 
 
+ALL = math.inf  # processors: what takes them runs alone, and so does what compares speeds
+
+
 @dataclass(frozen=True)
 class Row:
     """One claim: how it is shown, and without which defences it must fail."""
@@ -58,6 +62,8 @@ class Row:
     controls: tuple[str, ...]
     in_full: tuple[str, ...] = ()  # further controls, which the short form has no time for
     of_speed: bool = False  # all that it measures is speed
+    takes: float = 0.5  # processors that it keeps busy, about: as many runs go side by side as there are
+    control_takes: float = 0.5  # and without a defence
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,9 @@ ROWS = (
 
 
 RUN_AGAIN = 2
+NAME = 39  # the longest name of a line
 NOT_RUN = "NOT RUN"
+TOO_SLOW = "TOO SLOW"  # beside others, which says nothing
 STAYS_GREEN = "STAYS GREEN"
 
 
@@ -105,18 +113,22 @@ def _id(name: str) -> str:
     return f"P{int(name[1:3])}"
 
 
-def run(row: Row, *, seed: int, full: bool, control: str | None = None) -> Line:
-    """Run a row, whole or with a defence taken away; again where chance had its hand in it, and the line says so."""
+def run(row: Row, *, seed: int, full: bool, control: str | None = None, beside: bool = False) -> Line:
+    """Run a row, whole or with a defence taken away; again where chance had its hand in it, and the line says so.
+
+    What goes wrong beside other runs only by being slow is not judged: neither is a row red by that, nor a control.
+    """
     began = time.monotonic()
     figure, verdict = _run(row, seed, full, control)
     for further in range(1, RUN_AGAIN + 1):
-        if not (reason := _by_chance(figure, verdict)):
+        if (beside and _only_slow(figure)) or not (reason := _by_chance(figure, verdict)):
             break
         before = figure.text
         figure, verdict = _run(row, seed + further, full, control)  # by another chance
         figure = replace(figure, text=f"{figure.text} [run again, as it {reason}: {before}]")
     return Line(
-        row.id, row.title, control, figure.text, row.target, verdict, seed,
+        row.id, row.title, control, figure.text, row.target,
+        TOO_SLOW if beside and _only_slow(figure) else verdict, seed,
         round(time.monotonic() - began, 1), figure.numbers, figure.repeat,
         only_slow=figure.only_slow and (row.of_speed or control is None),
     )  # fmt: skip
@@ -124,15 +136,22 @@ def run(row: Row, *, seed: int, full: bool, control: str | None = None) -> Line:
 
 def _run(row: Row, seed: int, full: bool, control: str | None) -> tuple[Figure, str]:
     # A defence that cannot be taken away is an error here, and not a row that has turned red.
-    with tempfile.TemporaryDirectory(prefix=f"proof-{row.id}-") as folder, broken(*([control] if control else [])):
+    with (
+        tempfile.TemporaryDirectory(prefix=f"proof-{row.id}-") as folder,
+        broken(*([control] if control else []), row=row.id),
+    ):
         try:
             figure = row.run(Setting(seed, full, Path(folder), control))
             return figure, _verdict(figure.good, control)
         except NotRun as reason:
             return Figure(str(reason), False), NOT_RUN
         except Exception as error:  # a control must turn red by what the row measures, not by a fault of the row
-            traceback.print_exc()
+            sys.stderr.write(traceback.format_exc())  # in one go, as others may write beside it
             return Figure(f"{type(error).__name__}: {error}", False), "FAILED"
+
+
+def _only_slow(figure: Figure) -> bool:
+    return figure.only_slow and not figure.good
 
 
 def _by_chance(figure: Figure, verdict: str) -> str | None:
@@ -157,19 +176,20 @@ def holds(line: Line, *, tolerant: bool = False) -> bool:
 
 def show(line: Line) -> None:
     """Print a line of the table."""
-    name = line.row if line.control is None else f"  without {line.control}"
-    print(f"{name:<28} {line.verdict:<16} {line.seconds:6.1f} s  seed {line.seed}  {line.figure}", flush=True)
+    name = line.row if line.control is None else f"{line.row:<4} without {line.control}"
+    print(f"{name:<{NAME}} {line.verdict:<16} {line.seconds:6.1f} s  seed {line.seed}  {line.figure}", flush=True)
     if line.control is None:
-        print(f"{'':<28} target: {line.target}")
+        print(f"{'':<{NAME}} target: {line.target}", flush=True)
     if line.repeat and not holds(line):
-        print(f"{'':<28} repeat it: {line.repeat}")
+        print(f"{'':<{NAME}} repeat it: {line.repeat}", flush=True)
 
 
 def write(lines: Sequence[Line], path: Path) -> None:
     """Write the table for programs."""
-    machine = {"python": sys.version.split()[0], "machine": platform.platform(), "processors": _processors()}
+    machine = {"python": sys.version.split()[0], "machine": platform.platform(), "processors": processors()}
     path.write_text(json.dumps({"machine": machine, "rows": [asdict(line) for line in lines]}, indent=1) + "\n")
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Count the processors that are there for us."""
     return len(os.sched_getaffinity(0))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+from contextlib import nullcontext
 
 import pytest
 
 from tests.proof import breaks, table
 from tests.proof.__main__ import main
-from tests.proof.table import Figure, NotRun, Row
+from tests.proof.abreast import Run
+from tests.proof.table import Figure, Line, NotRun, Row
 
 
 def row(*figures: Figure | Exception) -> tuple[Row, list[Figure | Exception]]:
@@ -21,6 +24,21 @@ def row(*figures: Figure | Exception) -> tuple[Row, list[Figure | Exception]]:
         return figure
 
     return Row("P0", "a row", "a target", run, controls=()), left
+
+
+class Here:
+    """A run in this process, since no other knows of a row that a test makes up."""
+
+    def __init__(self, run: Run, beside: bool) -> None:
+        self.sentinel, self._end = multiprocessing.Pipe(duplex=False)
+        self._line = table.run(run.row, seed=run.seed, full=run.full, control=run.control, beside=beside)
+        self._end.close()
+
+    def line(self) -> Line:
+        self.sentinel.close()
+        return self._line
+
+    def interrupt(self) -> None: ...
 
 
 SLOW = Figure("slow", False, only_slow=True)
@@ -91,8 +109,22 @@ def test_what_cannot_be_run_says_why():
     assert table.holds(line, tolerant=True)
 
 
+@pytest.mark.parametrize("control", [None, "none"])
+def test_what_is_only_slow_beside_others_is_not_judged(control, a_defence):
+    made, left = row(SLOW, FINE)
+    line = table.run(made, seed=1, full=False, control=control, beside=True)
+    assert (line.verdict, len(left)) == (table.TOO_SLOW, 1)
+
+
+def test_what_goes_wrong_beside_others_is_judged():
+    made, _ = row(WRONG)
+    assert table.run(made, seed=1, full=False, beside=True).verdict == "RED"
+
+
 def test_the_end_says_again_what_is_not_as_it_must_be(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("tests.proof.table.rows", lambda only: [row(FINE)[0], row(WRONG)[0]])
+    monkeypatch.setattr("tests.proof.abreast.Process", Here)
+    monkeypatch.setattr("tests.proof.__main__.initialised", nullcontext)
     monkeypatch.setattr("sys.argv", ["tests.proof", "--json", str(tmp_path / "proof.json")])
     assert main() == 1
     summary, again = capsys.readouterr().out.split("\n\n")[1].split("\n", 1)

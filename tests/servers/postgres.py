@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -30,6 +31,8 @@ SIGNALS: dict[Mode, signal.Signals] = {
     "immediate": signal.SIGQUIT,  # no shutdown checkpoint: the next start recovers from WAL
     "kill": signal.SIGKILL,  # a crash of the server process itself
 }
+
+INITIALISED = "DULY_TEST_PG_INITIALISED"  # the data that every server of this run begins with
 
 # Loses data when the machine crashes, never when only the server does.
 HASTY = {"fsync": "off", "full_page_writes": "off"}
@@ -49,6 +52,7 @@ class PostgresServer:
         self, *, durable: bool = False, settings: Mapping[str, str] | None = None, bin_dir: Path | None = None
     ) -> None:
         self.bin_dir = bin_dir or find_binaries()
+        self._is_usual = bin_dir is None
         self.settings = {
             "max_connections": "200",
             "listen_addresses": "127.0.0.1",
@@ -165,6 +169,9 @@ class PostgresServer:
         self._initialise()
 
     def _initialise(self) -> None:
+        if self._is_usual and INITIALISED in os.environ:  # another version would not know the data
+            self._copy(Path(os.environ[INITIALISED]))
+            return
         made = subprocess.run(
             [
                 *(self.bin_dir / "initdb", "-D", self._home / "data", "-U", "postgres", "-A", "trust"),
@@ -177,6 +184,11 @@ class PostgresServer:
         )
         if made.returncode != 0:
             raise ServerFailed(f"initdb of {self.bin_dir} failed.\n{made.stdout}{made.stderr}")
+
+    def _copy(self, data: Path) -> None:
+        shutil.copytree(data, self._home / "data")
+        for path in (self._home / "data", *(self._home / "data").rglob("*")) if self._identity else ():
+            os.chown(path, self._identity["user"], self._identity["group"])
 
     def _launch(self) -> None:
         """Start the server; again when its port was taken or children of a killed one linger."""
@@ -228,6 +240,26 @@ class PostgresServer:
     def _surroundings(self) -> dict[str, Any]:
         environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
         return {"cwd": self.home, "env": environment, **self._identity}
+
+
+@contextmanager
+def initialised() -> Iterator[None]:
+    """Have the servers that are started meanwhile, in other processes too, begin with a copy of the same data.
+
+    To initialise takes a server most of its start. Where there is none to be had, who needs one says so.
+    """
+    try:
+        first = PostgresServer()
+        first._make_home()
+    except ServerFailed:
+        yield
+        return
+    os.environ[INITIALISED] = str(first._home / "data")
+    try:
+        yield
+    finally:
+        del os.environ[INITIALISED]
+        first.stop()
 
 
 def find_binaries() -> Path:

@@ -13,7 +13,7 @@ from tests.proof.breaks import BREAKS
 from tests.proof.checker import History, judge
 from tests.proof.fleet import Fleet, four_on_postgres
 from tests.proof.load import Load, numbers, untold
-from tests.proof.table import Figure, Row, Setting
+from tests.proof.table import ALL, Figure, Row, Setting
 
 EVERY = 2.0
 LEASE = 1.0
@@ -95,4 +95,5 @@ ROW = Row(
     "0 lost, unexpected, doubled, stuck; duplicates only of ended leases; 90 % within lease + beat + 2 s",
     run,
     controls=("p1:rescue_unguarded",),
+    takes=ALL,
 )

@@ -17,7 +17,7 @@ from tests.proof.checker import Findings, judge, read
 from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.keeper import Keeper
 from tests.proof.ledger import records
-from tests.proof.table import Figure, Row, Setting
+from tests.proof.table import ALL, Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
 
 LEASE = "2s"
@@ -232,4 +232,5 @@ ROW = Row(
     "pills dead with their reason, the deadly ones after 3 crashes alone; 0 good dead, all done; >= 80 % of throughput",
     run,
     controls=("poison:suspects_run_alone",),
+    takes=ALL,
 )

@@ -11,7 +11,7 @@ from typing import TypeVar
 from tests.proof.breaks import broken
 from tests.proof.planted import PLANTED
 from tests.proof.simulation import judge
-from tests.proof.table import Figure, Row, Setting
+from tests.proof.table import ALL, Figure, Row, Setting
 
 T = TypeVar("T")
 
@@ -107,4 +107,5 @@ ROW = Row(
     "2,000 seeds (100,000 in full) without violation, every planted bug found within 2,000",
     run,
     controls=("sim:no_fence",),
+    takes=ALL,
 )

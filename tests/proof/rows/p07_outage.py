@@ -12,7 +12,7 @@ from tests.proof.breaks import BREAKS
 from tests.proof.checker import judge
 from tests.proof.fleet import Fleet, four_on_postgres
 from tests.proof.load import Load, burnt, numbers, untold
-from tests.proof.table import Figure, Row, Setting
+from tests.proof.table import ALL, Figure, Row, Setting
 from tests.servers.postgres import Mode, PostgresServer
 
 LEASE = 1.0
@@ -80,4 +80,5 @@ ROW = Row(
     "clean, 0 run twice, 0 counted as crashes, workers alive, 95 % within 5 s of its return",
     run,
     controls=("p7:rescue_at_first_sight",),
+    takes=ALL,
 )

@@ -19,7 +19,7 @@ from tests.proof import breaks
 from tests.proof.checker import judge
 from tests.proof.fleet import Fleet, four_on_postgres
 from tests.proof.load import Load, burnt, numbers, untold
-from tests.proof.table import Figure, Row, Setting
+from tests.proof.table import ALL, Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
 
 LEASE = 1.0
@@ -127,4 +127,5 @@ ROW = Row(
     "clean, 0 run twice, 95 % after, no busy loop",
     run,
     controls=("p8:not_asked_again",),
+    takes=ALL,
 )

@@ -25,7 +25,7 @@ from duly.worker import Worker
 from tests.proof import breaks
 from tests.proof.fleet import fleet
 from tests.proof.ledger import Ledger, records
-from tests.proof.table import Figure, Row, Setting
+from tests.proof.table import ALL, Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
 
 LEAST_RATE, MOST_P99, MOST_RECOVERY = 0.9, 3.0, 60.0
@@ -272,4 +272,6 @@ ROW = Row(
     run,
     controls=("watermark",),
     of_speed=True,
+    takes=ALL,
+    control_takes=ALL,
 )

@@ -24,7 +24,7 @@ from duly.store.postgres import PostgresDriver, _Line, _trusted, bring_up_to_dat
 from duly.worker import Worker
 from tests.proof import breaks
 from tests.proof.fleet import Fleet, fleet, producer
-from tests.proof.table import Figure, Row, Setting
+from tests.proof.table import ALL, Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
 
 CALLERS = (1, 8, 32)
@@ -276,4 +276,6 @@ ROW = Row(
     run,
     controls=("p10:only_for_sleepers", "p10:poll"),
     of_speed=True,
+    takes=ALL,
+    control_takes=ALL,
 )

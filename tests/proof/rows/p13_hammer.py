@@ -25,7 +25,7 @@ LONGEST_WAL = 64 * 1024 * 1024
 def run(setting: Setting) -> Figure:
     """Let them all at it, then look what came of it."""
     path = setting.folder / "jobs.db"
-    seconds = setting.pick(10, 60)
+    seconds = setting.pick(4 if setting.broken else 10, 60)
     with fleet(str(path), setting.folder, lease="5s") as workers, longest(Path(f"{path}-wal")) as wal:
         for _ in range(WORKERS):
             workers.start()
@@ -81,7 +81,9 @@ def _figure(setting: Setting, workers: Fleet, path: Path, wal: int, died: int, e
     locked = sum("locked" in line for line in (*errors, *logs.splitlines()))
     whole = integrity(path)
     findings = workers.judged()
-    right = findings.valid and not errors and not locked and whole == "ok" and ended and not died
+    # Without a defence it proves nothing that it takes long.
+    clean = (findings.valid and ended) or bool(setting.broken and not ended)
+    right = clean and not errors and not locked and whole == "ok" and not died
     text = (
         f"{findings}; {locked} locked, {len(errors)} errors, integrity {whole}, log at most {wal / 2**20:.0f} MB"
         + (f"; {errors[0]}" if errors else "")

@@ -19,7 +19,7 @@ from duly.store.ops import Finish
 from duly.store.postgres import PostgresDriver, bring_up_to_date
 from duly.store.sqlite import SQLiteDriver
 from tests.proof import breaks
-from tests.proof.table import Figure, Row, Setting
+from tests.proof.table import ALL, Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
 
 SHALLOW = 1_000
@@ -247,4 +247,6 @@ ROW = Row(
     run,
     controls=("depth:by_index",),
     of_speed=True,
+    takes=ALL,
+    control_takes=ALL,
 )
