@@ -160,6 +160,7 @@ def _context() -> Any:
 
 def _made(there: Connection, row: str, control: str | None, seed: int, full: bool, beside: bool) -> None:
     os.setpgid(0, 0)  # so that a Ctrl-C reaches it once, by `interrupt`, together with what it started
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background has ignored
     threading.Thread(target=_end_with_parent, daemon=True).start()
     quiet()
     [known] = table.rows([row])

@@ -16,6 +16,8 @@ from duly.store import statements
 VARIABLE = "PROOF_BREAK"
 ROW = "PROOF_ROW"  # whose defences these are: to load all rows takes a worker longer than to start
 BREAKS: dict[str, Callable[[], Callable[[], None]]] = {}
+# The sections of SQL without which a break changes nothing, as far as that is known.
+TOUCHED: dict[str, frozenset[str]] = {}
 
 
 def sql(name: str, *changes: tuple[str, str, str], dialects: tuple[str, ...] = ("sqlite", "postgres")) -> None:
@@ -41,10 +43,16 @@ def sql(name: str, *changes: tuple[str, str, str], dialects: tuple[str, ...] = (
         return undo
 
     BREAKS[name] = apply
+    TOUCHED[name] = frozenset(section for section, _, _ in changes)
 
 
-def python(name: str, owner: Any, attribute: str, value: Any) -> None:
-    """Add a break that replaces an attribute of a module or a class."""
+def python(name: str, owner: Any, attribute: str, value: Any, *, touches: str | None = None) -> None:
+    """Add a break that replaces an attribute of a module or a class.
+
+    Where that makes no difference before a section of SQL is run for the first time, `touches` may name it.
+    """
+    if touches is not None:
+        TOUCHED[name] = frozenset([touches])
 
     def apply() -> Callable[[], None]:
         before = getattr(owner, attribute)

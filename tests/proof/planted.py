@@ -17,7 +17,7 @@ from duly.store.schedules import Due, Firing, Run
 from duly.upkeep import fire, rescue
 from duly.worker import Worker
 from tests.proof import breaks
-from tests.proof.breaks import BREAKS
+from tests.proof.breaks import BREAKS, TOUCHED
 
 CLAMP = " or lease_until > :now + lease_ms + 2 * (lease_ms / 3)"
 HELD = "where token = cast(held.key as integer) and state = 'running'"
@@ -37,12 +37,14 @@ def plant(name: str, *changes: tuple[str, str, str]) -> None:
 
 def forget(section: str) -> None:
     """Plant an ending that forgets a part of its tail."""
-    breaks.python(f"sim:forgets_{section}", ops, "TAIL", tuple(one for one in ops.TAIL if one != section))
+    rest = tuple(one for one in ops.TAIL if one != section)
+    breaks.python(f"sim:forgets_{section}", ops, "TAIL", rest, touches=section)
 
 
 def both(name: str, *others: str) -> None:
     """Plant a bug that takes more than one change; they stand for nothing by themselves."""
     changes = [BREAKS.pop(f"sim:{other}") for other in others]
+    TOUCHED[f"sim:{name}"] = frozenset[str]().union(*(TOUCHED.pop(f"sim:{other}") for other in others))
 
     def apply() -> Callable[[], None]:
         undo = [change() for change in changes]
@@ -117,7 +119,7 @@ def _check_then_run(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op
 
 _enqueue_keyed = ops._enqueue_keyed
 plant("key_not_guarded", ("reserve_keys", FREE, "where true"))
-breaks.python("sim:key_only_looked_at", ops, "_enqueue_keyed", _check_then_run)
+breaks.python("sim:key_only_looked_at", ops, "_enqueue_keyed", _check_then_run, touches="reserve_keys")
 both("check_then_run_key", "key_not_guarded", "key_only_looked_at")
 
 plant("key_forgotten", ("ended_key", ENDED_BADLY, "where state in ('dead', 'cancelled', 'succeeded')"))
@@ -153,7 +155,7 @@ def _advance_first(firings: Sequence[Firing], *, now: int | None = None) -> Op[l
 
 
 _fire = schedules.fire
-breaks.python("sim:advance_before_insert", schedules, "fire", _advance_first)
+breaks.python("sim:advance_before_insert", schedules, "fire", _advance_first, touches="fire_advance")
 
 
 def _from_the_start(due: Due, next_at: int | None, runs: Sequence[Run]) -> int | None:
@@ -167,9 +169,9 @@ def _from_now(due: Due, next_at: int | None, runs: Sequence[Run]) -> int | None:
 
 
 _next = fire._next
-breaks.python("sim:delay_from_the_start", fire, "_next", _from_the_start)
-breaks.python("sim:rate_drifts", fire, "_next", _from_now)
-breaks.python("sim:overlap_allowed", fire, "_without_overlap", lambda due, dues: (dues, []))
+breaks.python("sim:delay_from_the_start", fire, "_next", _from_the_start, touches="fire_advance")
+breaks.python("sim:rate_drifts", fire, "_next", _from_now, touches="fire_advance")
+breaks.python("sim:overlap_allowed", fire, "_without_overlap", lambda due, dues: (dues, []), touches="fire_advance")
 plant(
     "queued_run_not_woken", ("ended_schedule", "reason = null\n where id in", "reason = null\n where false and id in")
 )
@@ -202,7 +204,7 @@ def _seal_only(batch_id: str, *, now: int | None = None) -> Op[bool]:
 
 
 _seal = batches.seal
-breaks.python("sim:seal_fires_nothing", batches, "seal", _seal_only)
+breaks.python("sim:seal_fires_nothing", batches, "seal", _seal_only, touches="seal_batch")
 
 
 def _callbacks_later(short: Any, rest: Any, finishes: Sequence[Finish], now: int | None) -> Op[dict[str, Verdict]]:
@@ -227,7 +229,7 @@ plant(
     ("ended_callbacks", "when 1 then open = 0", f"when 1 then {NOBODY}"),
     ("ended_callbacks", "when 2 then open = 0", f"when 2 then {NOBODY}"),
 )
-breaks.python("sim:callbacks_later", ops, "_finish", _callbacks_later)
+breaks.python("sim:callbacks_later", ops, "_finish", _callbacks_later, touches="open_batch")
 both("callback_from_rows", "nobody_left", "callbacks_later")
 
 # Lanes
@@ -265,7 +267,7 @@ plant(
         f"coalesce((select held_by from duly_lane where name = walk_lane), {COUNTED}) as running",
     ),
 )
-breaks.python("sim:claimed_a_moment_later", lanes, "claim", _count_first)
+breaks.python("sim:claimed_a_moment_later", lanes, "claim", _count_first, touches="claim_lanes")
 both("cap_counted_before_the_claim", "counted_beforehand", "claimed_a_moment_later")
 
 plant(

@@ -1002,6 +1002,12 @@ def judge(seed: int) -> list[str]:
     return Simulation(scenario(seed)).run()
 
 
+def judged(seed: int) -> tuple[list[str], frozenset[str]]:
+    """Do the same, and say which sections of SQL were run in it."""
+    world = Simulation(scenario(seed))
+    return world.run(), world.database.sections
+
+
 def shortened(failing: Scenario) -> Scenario:
     """Leave out jobs, faults and workers for as long as it still fails."""
     before = None

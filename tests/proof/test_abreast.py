@@ -143,11 +143,13 @@ def test_the_rows_that_compare_rates_run_alone():
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_proof_that_is_ended(tmp_path, sign):
+    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN) if sign != signal.SIGINT else None  # as in a background
     words = ["--only", "P3", "--no-controls", "--json", str(tmp_path / "proof.json")]
     proof = subprocess.Popen(
         [sys.executable, "-m", "tests.proof", *words], cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0,
     )  # fmt: skip
+    signal.signal(signal.SIGINT, ignored or signal.default_int_handler)
     try:
         port = server_of(tmp_path)
         proof.send_signal(sign)

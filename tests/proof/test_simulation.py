@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import astuple
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,22 @@ import pytest
 from duly.errors import AnswerLost, StoreUnavailable
 from duly.keys import Ids
 from duly.store.ops import Op, Rows
-from tests.proof.breaks import broken
+from tests.proof.breaks import TOUCHED, broken
 from tests.proof.crowds import KINDS, Crowd
 from tests.proof.fillings import Filling
 from tests.proof.planted import PLANTED
-from tests.proof.simulation import Fault, Plan, Recurring, Scenario, Simulation, judge, scenario, shortened, template
+from tests.proof.simulation import (
+    Fault,
+    Plan,
+    Recurring,
+    Scenario,
+    Simulation,
+    judge,
+    judged,
+    scenario,
+    shortened,
+    template,
+)
 from tests.proof.world import Database, Gate, VirtualLoop, copied
 
 ROOT = Path(__file__).parents[2]
@@ -212,3 +224,17 @@ def test_enough_worlds_have_batches():
 def test_what_a_planted_bug_changes_is_there(bug):
     with broken(bug):
         pass
+
+
+@cache
+def ran(seed: int) -> frozenset[str]:
+    return judged(seed)[1]
+
+
+@pytest.mark.parametrize("bug", sorted({*PLANTED} & {*TOUCHED}))
+def test_a_world_that_never_runs_what_a_bug_changes_is_the_same_with_it(bug):
+    seed = next((seed for seed in range(60) if not ran(seed) & TOUCHED[bug]), None)
+    if seed is not None:  # else every world may show it
+        without = seen(seed)
+        with broken(bug):
+            assert seen(seed) == without

@@ -251,6 +251,11 @@ class Database:
         spelled = [one.sql for section in sections for one in statements.spell("sqlite", section, "named")]
         return self._spelled.setdefault(sections, spelled)
 
+    @property
+    def sections(self) -> frozenset[str]:
+        """The sections of SQL that were run."""
+        return frozenset(section for sections in self._spelled for section in sections)
+
     def _roll_back(self) -> None:
         if self.conn.in_transaction:
             self.conn.execute("rollback")

@@ -33,6 +33,7 @@ SIGNALS: dict[Mode, signal.Signals] = {
 }
 
 INITIALISED = "DULY_TEST_PG_INITIALISED"  # the data that every server of this run begins with
+MEMORY, ENOUGH_MEMORY = Path("/dev/shm"), 8 * 2**30
 
 # Loses data when the machine crashes, never when only the server does.
 HASTY = {"fsync": "off", "full_page_writes": "off"}
@@ -53,6 +54,7 @@ class PostgresServer:
     ) -> None:
         self.bin_dir = bin_dir or find_binaries()
         self._is_usual = bin_dir is None
+        self._is_durable = durable
         self.settings = {
             "max_connections": "200",
             "listen_addresses": "127.0.0.1",
@@ -156,7 +158,7 @@ class PostgresServer:
 
     def _make_home(self) -> None:
         self._identity = server_identity()
-        self.home = Path(tempfile.mkdtemp(prefix="duly-pg-", dir=temporary_root(as_other=bool(self._identity))))
+        self.home = Path(tempfile.mkdtemp(prefix="duly-pg-", dir=self._root()))
         if self._identity:
             os.chown(self.home, self._identity["user"], self._identity["group"])
         self._keeper = subprocess.Popen(
@@ -167,6 +169,12 @@ class PostgresServer:
         if self._identity and not open_to_others(self.bin_dir):
             self.bin_dir = copy_server(self.bin_dir, self.home / "copy")
         self._initialise()
+
+    def _root(self) -> Path:
+        """Choose where its folder is to be: in memory, for the servers of a run that have nothing to keep."""
+        if INITIALISED in os.environ and not self._is_durable and has_room(MEMORY):
+            return MEMORY
+        return temporary_root(as_other=bool(self._identity))
 
     def _initialise(self) -> None:
         if self._is_usual and INITIALISED in os.environ:  # another version would not know the data
@@ -323,6 +331,10 @@ def temporary_root(*, as_other: bool) -> Path:
     if len(str(usual)) > 60 or (as_other and not open_to_others(usual)):
         return Path("/tmp")
     return usual
+
+
+def has_room(memory: Path) -> bool:
+    return memory.is_dir() and shutil.disk_usage(memory).free >= ENOUGH_MEMORY
 
 
 def open_to_others(folder: Path) -> bool:

@@ -96,4 +96,5 @@ ROW = Row(
     run,
     controls=("p1:rescue_unguarded",),
     takes=ALL,
+    control_takes=1.0,
 )

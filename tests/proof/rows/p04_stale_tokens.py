@@ -501,4 +501,6 @@ ROW = Row(
     "100 % refused, 0 rows changed",
     run,
     controls=CONTROLS,
+    takes=1.0,
+    control_takes=1.0,
 )

@@ -233,4 +233,5 @@ ROW = Row(
     run,
     controls=("poison:suspects_run_alone",),
     takes=ALL,
+    control_takes=1.0,
 )

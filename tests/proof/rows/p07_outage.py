@@ -81,4 +81,5 @@ ROW = Row(
     run,
     controls=("p7:rescue_at_first_sight",),
     takes=ALL,
+    control_takes=1.0,
 )

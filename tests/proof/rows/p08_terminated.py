@@ -128,4 +128,5 @@ ROW = Row(
     run,
     controls=("p8:not_asked_again",),
     takes=ALL,
+    control_takes=1.0,
 )

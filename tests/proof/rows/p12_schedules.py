@@ -419,4 +419,6 @@ ROW = Row(
     "every due time once, fired or recorded as missed; fixed times once each local day, the others by elapsed time",
     run,
     controls=("p12:guard", "p12:gap"),
+    takes=1.0,
+    control_takes=1.0,
 )

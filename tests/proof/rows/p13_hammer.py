@@ -126,4 +126,6 @@ ROW = Row(
     run,
     controls=("hammer:waits_for_locks",),
     in_full=("hammer:log_is_cut", "hammer:forgets_handles"),
+    takes=1.5,
+    control_takes=1.5,
 )

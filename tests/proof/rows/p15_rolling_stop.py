@@ -99,4 +99,6 @@ ROW = Row(
     "0 duplicates, 0 attempts burnt, exit within grace + 1 s",
     run,
     controls=("p15:left_to_the_lease",),
+    takes=1.0,
+    control_takes=1.0,
 )

@@ -17,7 +17,7 @@ from duly.store.postgres import bring_up_to_date
 from tests.proof.breaks import BREAKS
 from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.ledger import records
-from tests.proof.table import Figure, NotRun, Row, Setting
+from tests.proof.table import ALL, Figure, NotRun, Row, Setting
 from tests.servers.pgbouncer import PREPARED, VARIABLE, PgBouncer, find_binary
 from tests.servers.postgres import PostgresServer
 
@@ -159,4 +159,6 @@ ROW = Row(
     "pick-up within 0.3 s by listen_url and within the 1 s poll without",
     run,
     controls=("p18:prepared",),
+    takes=ALL,
+    control_takes=ALL,
 )

@@ -189,4 +189,5 @@ ROW = Row(
     "each callback once, in 40 trials (1,000 in full) on PostgreSQL and SQLite",
     run,
     controls=("p21:counter",),
+    takes=1.0,
 )

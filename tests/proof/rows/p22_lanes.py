@@ -281,4 +281,6 @@ ROW = Row(
     "no cap or rate exceeded, no order broken, all done; 10,000 jobs of each in full",
     run,
     controls=("p22:count", "p22:permit", "p22:head"),
+    takes=1.5,
+    control_takes=1.0,
 )
