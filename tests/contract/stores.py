@@ -201,7 +201,12 @@ class Store:
 
     def snapshot(self) -> dict[str, list[tuple[Any, ...]]]:
         """Every row of every table, to see whether anything changed."""
-        return {table: sorted(self.query(f"select * from {table}"), key=repr) for table in TABLES}
+        every = self.queries(*(f"select * from {table}" for table in TABLES))
+        return {table: sorted(rows, key=repr) for table, rows in zip(TABLES, every, strict=True)}
+
+    def queries(self, *statements: str) -> list[list[tuple[Any, ...]]]:
+        """Ask for several things at once."""
+        return [self.query(sql) for sql in statements]
 
 
 TABLES = (
@@ -263,7 +268,10 @@ class SQLiteStore(Store):
         self.run(ops.clock())
 
     def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        return _on_file(self.path, sql, params)
+        return _on_file(self.path, (sql, params))[0]
+
+    def queries(self, *statements: str) -> list[list[tuple[Any, ...]]]:
+        return _on_file(self.path, *((sql, ()) for sql in statements))
 
 
 class D1Store(Store):
@@ -283,14 +291,17 @@ class D1Store(Store):
         self.database.lose = when
 
     def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        return _on_file(self.path, sql, params)
+        return _on_file(self.path, (sql, params))[0]
+
+    def queries(self, *statements: str) -> list[list[tuple[Any, ...]]]:
+        return _on_file(self.path, *((sql, ()) for sql in statements))
 
 
-def _on_file(path: Path, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-    conn = sqlite3.connect(path, isolation_level=None, timeout=5)
+def _on_file(path: Path, *asked: tuple[str, Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+    conn = sqlite3.connect(path, isolation_level=None, timeout=5)  # which reads the whole schema
     try:
         conn.execute("pragma wal_autocheckpoint = 0")
-        return conn.execute(sql, params).fetchall()
+        return [conn.execute(sql, params).fetchall() for sql, params in asked]
     finally:
         conn.close()
 

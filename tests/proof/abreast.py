@@ -47,6 +47,8 @@ class Started(Protocol):
         """Have it end, with all that it started."""
 
 
+LOWEST = 19  # priority
+
 Start = Callable[[Run, bool], Started]  # a run, and whether others may run beside it
 
 
@@ -66,8 +68,8 @@ class _Table:
         self._under_way: dict[int, Started] = {}
         self._too_slow: dict[int, Line] = {}  # beside others
         self._lines: dict[int, Line] = {}
-        # Rows take longer than controls, and so begin before them; what has to be alone comes last.
-        self._waiting = sorted(range(len(runs)), key=lambda number: (self._alone(number), bool(runs[number].control)))
+        # What takes little fills up what the others leave free, and so comes after them; controls take less than rows.
+        self._waiting = sorted(range(len(runs)), key=self._turn)
 
     def filled(self) -> list[Line]:
         try:
@@ -79,6 +81,11 @@ class _Table:
                 one.interrupt()
             raise
         return [self._lines[number] for number in range(len(self._runs))]
+
+    def _turn(self, number: int) -> tuple[Any, ...]:
+        """Say when a run has its turn: what has to be alone comes last."""
+        run = self._runs[number]
+        return self._alone(number), not run.row.patient, -run.takes, run.control is not None
 
     def _alone(self, number: int) -> bool:
         return self._runs[number].takes == table.ALL or number in self._too_slow
@@ -92,9 +99,12 @@ class _Table:
     def _fits(self, number: int) -> bool:
         if not self._under_way:
             return True
-        together = (number, *self._under_way)
+        together = [self._runs[one] for one in (number, *self._under_way)]
+        if any(map(self._alone, (number, *self._under_way))):
+            return False
         return (
-            not any(map(self._alone, together)) and sum(self._runs[one].takes for one in together) <= self._processors
+            sum(run.takes for run in together if not run.row.patient) <= self._processors
+            and sum(run.row.patient for run in together) <= 1
         )
 
     def _end(self) -> None:
@@ -164,6 +174,8 @@ def _made(there: Connection, row: str, control: str | None, seed: int, full: boo
     threading.Thread(target=_end_with_parent, daemon=True).start()
     quiet()
     [known] = table.rows([row])
+    if known.patient and beside:
+        os.nice(LOWEST)
     try:
         line = table.run(known, seed=seed, full=full, control=control, beside=beside)
     except KeyboardInterrupt:

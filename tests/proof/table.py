@@ -64,6 +64,7 @@ class Row:
     of_speed: bool = False  # all that it measures is speed
     takes: float = 0.5  # processors that it keeps busy, about: as many runs go side by side as there are
     control_takes: float = 0.5  # and without a defence
+    patient: bool = False  # no clock has a part in it: it takes what the others leave free, and all of that
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,15 @@ def test_no_more_runs_are_side_by_side_than_there_are_processors_for():
     assert max(sum(shares.get(name, 0.5) for name in some) for some in stage.together) == 2.0
 
 
+def test_what_is_patient_is_beside_all_that_is_not_alone_and_one_at_a_time():
+    stage = Stage()
+    played(stage, row("P1", patient=True), row("P2", takes=2.0), row("P3", patient=True), row("P4", takes=table.ALL))
+    patient = {"P1", "P1 without", "P3", "P3 without"}
+    assert max(len(some & patient) for some in stage.together) == 1
+    assert any({"P2"} < some for some in stage.together)
+    assert stage.alone == ["P4"]
+
+
 def test_what_takes_more_than_there_is_runs_all_the_same():
     lines, _ = played(Stage(), row("P1", takes=1.5), row("P2"), processors=1)
     assert len(lines) == 4

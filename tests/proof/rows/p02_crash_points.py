@@ -13,7 +13,7 @@ from duly.store.ops import Op, Rows
 from duly.store.sqlite import SQLiteDriver
 from tests.proof import breaks, crashes
 from tests.proof.crashes import Tally
-from tests.proof.table import ALL, Figure, Row, Setting
+from tests.proof.table import Figure, Row, Setting
 
 PROCESSES = 2
 
@@ -99,6 +99,5 @@ ROW = Row(
     "0 corrupt, 0 half-done, 0 acknowledged lost in at least 4,000 images (100,000 in full)",
     run,
     controls=("sync_full", "sync_at_all", "one_commit"),
-    takes=ALL,
-    control_takes=ALL,
+    patient=True,
 )
