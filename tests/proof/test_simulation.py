@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import subprocess
@@ -33,7 +34,7 @@ from tests.proof.simulation import (
     shortened,
     template,
 )
-from tests.proof.world import Database, Gate, VirtualLoop, copied
+from tests.proof.world import Database, Gate, Stuck, VirtualLoop, copied
 
 ROOT = Path(__file__).parents[2]
 SEEN = "from tests.proof.test_simulation import seen; print([seen(seed) for seed in (11, 12)])"
@@ -135,6 +136,16 @@ def test_who_was_not_answered_is_not_told_that_nothing_was_written():
         with pytest.raises(AnswerLost) as lost:
             task.enqueue()
     assert lost.value.again.sections == ("enqueue_again", "undo_finished")
+
+
+# Found by seed 21000000 without `ended_batch`: it went on for as long as anybody let it.
+def test_a_world_that_does_not_end_is_stuck():
+    async def wait() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+
+    with closing(VirtualLoop()) as loop, pytest.raises(Stuck, match="never comes"):
+        loop.run_until_complete(wait())
 
 
 def test_enough_bugs_are_planted():

@@ -40,6 +40,7 @@ OFTEN = {
     "claim", "expirable", "expired_leases", "laned_tasks", "next_due", "next_fire", "next_permit", "park", "promote",
     "register", "task_limits", "wake",
 }  # fmt: skip
+LONGEST_S = 400.0  # more than the longest world may take
 MOST_TURNS = 20_000  # at one moment: who takes more has nothing to wait for, and does not end
 
 
@@ -139,6 +140,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 raise Stuck("nothing is left that could happen")
             self.turns = 0 if timers[0][0] > self.now else self.turns
             self.now = max(self.now, timers[0][0])
+            if self.now > LONGEST_S:
+                raise Stuck("somebody waits for what never comes")
         self.turns += 1
         if self.turns > MOST_TURNS:
             raise Stuck("somebody turns in circles, and no time passes")
