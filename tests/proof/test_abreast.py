@@ -141,7 +141,7 @@ def test_every_row_of_speed_runs_alone_with_its_controls():
     assert all(one.takes == one.control_takes == table.ALL for one in of_speed)
 
 
-def test_the_rows_that_compare_rates_run_alone():
+def test_the_rows_that_compare_rates_or_are_told_in_time_run_alone():
     assert {one.id for one in table.rows(["P1", "P5", "P7", "P8"]) if one.takes == table.ALL} == {
         "P1",
         "P5",

@@ -13,7 +13,7 @@ from tests.proof.checker import judge
 from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.ledger import records
 from tests.proof.load import numbers, untold
-from tests.proof.table import Figure, Row, Setting
+from tests.proof.table import ALL, Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
 
 LEASE = 1.0
@@ -141,4 +141,5 @@ ROW = Row(
     run,
     controls=("p3:no_fence",),
     in_full=("p3:extend_unfenced",),
+    takes=ALL,
 )
