@@ -137,7 +137,7 @@ class Process:
         self._process = _context().Process(target=_made, args=(there, *about))
         self._process.start()
         there.close()
-        self.sentinel = self._process.sentinel
+        self.sentinel = self._here  # not its end: it may wait until somebody has read what it says
 
     def line(self) -> Line:
         """Give what it came to."""
