@@ -18,6 +18,7 @@ from duly.upkeep import fire, rescue
 from duly.worker import Worker
 from tests.proof import breaks
 from tests.proof.breaks import BREAKS, TOUCHED
+from tests.proof.world import FOR_A_PARENT
 
 CLAMP = " or lease_until > :now + lease_ms + 2 * (lease_ms / 3)"
 HELD = "where token = cast(held.key as integer) and state = 'running'"
@@ -75,6 +76,7 @@ plant(
 breaks.python("sim:rescue_on_first_sight", rescue, "_patience", lambda one: 0.0)
 plant("suspects_among_others", ("claim", "and suspect = :alone", "and (suspect = :alone or not :alone)"))
 plant("parent_not_held", ("enqueue", PARENT, "where (true"))
+TOUCHED["sim:parent_not_held"] = frozenset([FOR_A_PARENT])  # nobody else has one
 
 # Attempts
 

@@ -40,6 +40,7 @@ OFTEN = {
     "claim", "expirable", "expired_leases", "laned_tasks", "next_due", "next_fire", "next_permit", "park", "promote",
     "register", "task_limits", "wake",
 }  # fmt: skip
+FOR_A_PARENT = "for a parent"  # what a handler enqueues
 LONGEST_S = 400.0  # more than the longest world may take
 MOST_TURNS = 20_000  # at one moment: who takes more has nothing to wait for, and does not end
 
@@ -206,6 +207,7 @@ class Database:
         self.asked = 0
         self.after: Callable[[Op[Any], Rows], None] = lambda op, rows: None
         self._spelled: dict[tuple[str, ...], list[str]] = {}
+        self._for_a_parent = False
 
     @property
     def now(self) -> int:
@@ -227,6 +229,7 @@ class Database:
     def _run(self, op: Op[Any], *, breaks: bool) -> Rows:
         params = {**op.params, "now": op.params.get("now") or self.now}
         work = self._spelled.get(op.sections) or self._spell(op.sections)
+        self._for_a_parent |= params.get("parent_token") is not None
         last = self.chance.randrange(len(work) + 1) if breaks else None
         whole = len(work) == 1 and not breaks  # a statement alone begins and commits by itself
         rows: list[Any] = []
@@ -256,8 +259,9 @@ class Database:
 
     @property
     def sections(self) -> frozenset[str]:
-        """The sections of SQL that were run."""
-        return frozenset(section for sections in self._spelled for section in sections)
+        """The sections of SQL that were run, and whether some were for the holder of a token."""
+        ran = {section for sections in self._spelled for section in sections}
+        return frozenset(ran | ({FOR_A_PARENT} if self._for_a_parent else set()))
 
     def _roll_back(self) -> None:
         if self.conn.in_transaction:

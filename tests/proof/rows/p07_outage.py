@@ -47,6 +47,8 @@ def run(setting: Setting) -> Figure:
 def _outages(setting: Setting, server: PostgresServer, workers: Fleet) -> Figure:
     chance = random.Random(setting.seed)
     ways: list[tuple[Mode, float]] = [("fast", 0.0), ("kill", 0.0), ("immediate", AWAY)]
+    if setting.broken:
+        ways = ways[2:]  # the one that is longer than a lease
     backs: list[float | None] = []
     with Load(workers, WORK, seed=setting.seed) as load:
         time.sleep(0.5)
