@@ -15,6 +15,7 @@ from tests.servers import postgres
 from tests.servers.postgres import PostgresServer, ServerFailed
 
 ROOT = Path(__file__).parents[2]
+ORIGIN = "select system_identifier from pg_control_system()"
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +181,14 @@ def test_an_override_without_a_server_is_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("DULY_TEST_PG_BIN", str(tmp_path))
     with pytest.raises(ServerFailed, match="DULY_TEST_PG_BIN"):
         postgres.find_binaries()
+
+
+def test_servers_of_a_run_begin_with_the_same_data_and_leave_nothing() -> None:
+    with postgres.initialised():
+        data = Path(os.environ[postgres.INITIALISED])
+        with PostgresServer() as one, PostgresServer(durable=True) as durable:
+            assert ask(one.url, ORIGIN) == ask(durable.url, ORIGIN)
+            assert durable._home.parent == postgres.temporary_root(as_other=bool(durable._identity))
+            assert one._home != durable._home != data.parent
+    assert not data.exists()
+    assert postgres.INITIALISED not in os.environ

@@ -212,4 +212,6 @@ ROW = Row(
     run,
     controls=("clock:clamp",),
     in_full=("clock:seen_twice",),
+    takes=1.0,
+    control_takes=1.0,
 )
