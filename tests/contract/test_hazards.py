@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pytest
@@ -447,6 +449,29 @@ def test_j01_a_file_is_made_ready_while_others_get_the_lock(tmp_path, monkeypatc
     """Eight processes open a new file at once: the last to find no tables in it waits for all that the others write."""
     driver = sqlite.SQLiteDriver(tmp_path / "duly.db", busy_s=0.2)
     enqueue_while_another_commits_again_and_again(driver, monkeypatch)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["which ends", "which does not end"])
+def test_j01_a_write_waits_for_a_checkpoint_of_another_process_that_takes_long(tmp_path, ends):
+    driver = sqlite.SQLiteDriver(tmp_path / "duly.db", busy_s=0.2)
+    driver.run(ops.leave("nobody"))
+    theirs = sqlite3.connect(driver.path, isolation_level=None, check_same_thread=False)
+    log = os.open(driver.wal, os.O_RDONLY)
+    with ThreadPoolExecutor(1) as threads, mock.patch.object(sqlite, "CHECKPOINT_SECONDS", 0.1):
+        theirs.execute("begin immediate")
+        fcntl.flock(log, fcntl.LOCK_EX)
+        written = threads.submit(driver.run, ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")]))
+        if ends:
+            with pytest.raises(TimeoutError):
+                written.result(0.6)  # twice as long as a writer waits for anything else
+            theirs.execute("commit")
+            assert written.result(10)
+        else:
+            with pytest.raises(StoreUnavailable, match="is locked"):
+                written.result(10)
+    os.close(log)
+    theirs.close()
+    driver.close()
 
 
 def enqueue_while_another_commits_again_and_again(driver, monkeypatch):

@@ -1916,9 +1916,21 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "if give_up_at and before == seen:",
+        "if give_up_at and before == seen and (now >= held_up_until or not is_held_up()):",
         "if give_up_at:",
         "tests/contract/test_hazards.py -k while_others_get_the_lock",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        " and (now >= held_up_until or not is_held_up()):",
+        ":",
+        "tests/contract/test_hazards.py -k 'takes_long and which_ends'",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "(now >= held_up_until or not is_held_up())",
+        "not is_held_up()",
+        "tests/contract/test_hazards.py -k 'takes_long and does_not_end'",
     ),
     Mutant(
         "src/duly/store/sqlite.py",
@@ -1928,7 +1940,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "if give_up_at and before == seen:",
+        "if give_up_at and before == seen and (now >= held_up_until or not is_held_up()):",
         "if False:",
         "tests/contract/test_driver.py -k stays_locked",
     ),

@@ -52,6 +52,7 @@ OLDEST = (3, 38, 0)
 WAL_IS_SAFE = (3, 51, 3)
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "fuse.sshfs", "ncpfs"})
 BUSY_SECONDS = 5.0
+HELD_UP_TIMES = 4  # as long, while another process is at a checkpoint
 # How often a writer looks whether it can have the lock: at random, so that all who wait have the same chance.
 LOCK_LOOK_SECONDS = (0.0005, 0.004)
 # A checkpoint waits for readers while it holds off writers, so it must give up before they do (see decisions). It waits
@@ -461,7 +462,7 @@ class _Writer:
         return conn
 
     def _begin(self) -> None:
-        begin(self._conn, self._driver.busy_s)
+        begin(self._conn, self._driver.busy_s, is_held_up=self._turns.are_taken)
 
     def _commit_with_hook(self, op: str) -> None:
         hook = self._driver.hook
@@ -540,6 +541,12 @@ class _Turns:
         """Keep the turn, and let writers go on."""
         _unlock(self._checkpointer)
         _lock(self._checkpointer, whole=False)
+
+    def are_taken(self) -> bool:
+        """Say whether another process is at work."""
+        free = _lock(self._writer, whole=False)
+        _unlock(self._writer)
+        return not free
 
     def stand_back(self) -> None:
         """Wait while another checkpoints, as long as that may take."""
@@ -650,13 +657,15 @@ def _patiently(conn: sqlite3.Connection, sql: str, seconds: float) -> None:
             time.sleep(0.01)
 
 
-def begin(conn: sqlite3.Connection, busy_s: float) -> None:
+def begin(conn: sqlite3.Connection, busy_s: float, *, is_held_up: Callable[[], bool] = bool) -> None:
     """Take the lock; it is told to be locked only if nobody has committed all the while.
 
     SQLite does not queue those who wait, and its own waiting sleeps longer and longer: of eight processes one got
-    the lock after seconds. While others get it, waiting is only bad luck.
+    the lock after seconds. While others get it, waiting is only bad luck. While another process checkpoints, nobody
+    commits; on a busy machine that takes longer than it should, but not for ever.
     """
     seen, give_up_at = None, 0.0
+    held_up_until = time.monotonic() + HELD_UP_TIMES * busy_s
     while True:
         try:
             conn.execute("begin immediate")
@@ -667,7 +676,7 @@ def begin(conn: sqlite3.Connection, busy_s: float) -> None:
             now = time.monotonic()
             if now >= give_up_at:
                 before, seen = seen, data_version(conn)
-                if give_up_at and before == seen:
+                if give_up_at and before == seen and (now >= held_up_until or not is_held_up()):
                     raise
                 give_up_at = now + busy_s
         time.sleep(random.uniform(*LOCK_LOOK_SECONDS))  # noqa: S311
