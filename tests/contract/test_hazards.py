@@ -451,7 +451,7 @@ def test_j01_a_file_is_made_ready_while_others_get_the_lock(tmp_path, monkeypatc
     enqueue_while_another_commits_again_and_again(driver, monkeypatch)
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["which ends", "which does not end"])
+@pytest.mark.parametrize("ends", [True, False], ids=["which_ends", "which_does_not_end"])
 def test_j01_a_write_waits_for_a_checkpoint_of_another_process_that_takes_long(tmp_path, ends):
     driver = sqlite.SQLiteDriver(tmp_path / "duly.db", busy_s=0.2)
     driver.run(ops.leave("nobody"))
