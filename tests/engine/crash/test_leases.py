@@ -101,7 +101,7 @@ def test_j10_a_worker_stopped_for_three_leases_changes_nothing_and_its_handlers_
     ]
     for job in jobs:
         scene.wait_for(job, "begin")
-    first.send_signal(signal.SIGSTOP)
+    scene.stop(first)
     scene.start(concurrency=4)
     time.sleep(3 * scene.lease_ms / 1000)
     first.send_signal(signal.SIGCONT)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,6 +227,28 @@ class Scene:
         if wait:
             self.wait(lambda: any(told.pid == process.pid for told in self.told("worker.started")), "a worker to start")
         return process
+
+    def stop(self, process: Process) -> None:
+        """Have a worker stand still, but not in the middle of a write to a file: nobody else could work on that."""
+        for _ in range(100):
+            process.send_signal(signal.SIGSTOP)
+            if self._can_write():
+                return
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+        raise AssertionError("the worker writes all the time")
+
+    def _can_write(self) -> bool:
+        if not isinstance(self.store, SQLiteStore):
+            return True
+        with closing(sqlite3.connect(self.store.path, isolation_level=None, timeout=0.2)) as conn:
+            conn.execute("pragma wal_autocheckpoint = 0")
+            try:
+                conn.execute("begin immediate")
+            except sqlite3.OperationalError:
+                return False
+            conn.execute("rollback")
+        return True
 
     @contextmanager
     def supervised(self, count: int, **options: Any) -> Iterator[Counter[str]]:
