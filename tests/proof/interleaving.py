@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
@@ -137,7 +137,7 @@ class Session:
         """Begin anew with a script."""
         self._todo = list(script)
         self._batch: Batch | None = None
-        self._lines: list[tuple[int, Any, Mapping[str, Any]]] = []
+        self._lines: list[Any] = []
         self._rows: dict[int, list[Any]] = {}
         self.answers: list[Any] = []
         self.error: str | None = None
@@ -152,6 +152,8 @@ class Session:
     @property
     def waits(self) -> bool:
         """Whether its statement has not answered yet."""
+        if self.task is not None and self.task.done():
+            self.task.result()  # what the server refuses is an answer; all else is a fault of ours, and no finding
         return self.task is not None and not self.task.done()
 
     def step(self) -> None:
@@ -164,9 +166,9 @@ class Session:
             if self._lines:
                 if self.conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
                     await self.conn.execute("begin isolation level read committed")
-                place, sql, params = self._lines.pop(0)
-                cursor = await self.conn.execute(sql, params, binary=True)
-                self._rows.setdefault(place, []).extend(await cursor.fetchall() if cursor.description else [])
+                line = self._lines.pop(0)
+                cursor = await self.conn.execute(line.sql, line.params, binary=True)
+                self._rows.setdefault(line.place, []).extend(await cursor.fetchall() if cursor.description else [])
             else:
                 await self.conn.execute("commit")
                 self._answered()

@@ -255,7 +255,7 @@ _how_long = Worker._how_long
 def _notifying(self: PostgresDriver, batch: Sequence[Op[Any]]) -> list[_Line]:
     """Notify in every transaction, whether anybody sleeps or not."""
     wakes = any(op.wakes for op in batch)
-    return _work(self, batch) + [_Line(0, _trusted(text.sql), {}) for text in self._spell("notify") if wakes]
+    return _work(self, batch) + [_Line(0, "notify", _trusted(text.sql), {}) for text in self._spell("notify") if wakes]
 
 
 def _seldom(self: Worker) -> float:
