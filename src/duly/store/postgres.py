@@ -69,8 +69,9 @@ _drivers: weakref.WeakSet[PostgresDriver] = weakref.WeakSet()
 # would.
 STEADY_PLANS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_bitmapscan": "off"}
 STEADY = frozenset({
-    "await_claim", "claim", "claim_marked", "enqueue", "extend", "finish_batched", "finish_gone", "finish_keyed",
-    "finish_plain", "head", "heartbeat", "hold_parent", "next_due", "progress",
+    "await_claim", "claim", "claim_marked", "enqueue", "expirable", "expired_leases", "extend", "finish_batched",
+    "finish_gone", "finish_keyed", "finish_plain", "head", "heartbeat", "hold_parent", "next_due",
+    "progress",
 })  # fmt: skip
 # Enqueues that can share a commit: plain ones, also by handlers, and those of one key.
 GATHERED = (("enqueue",), ("hold_parent", "enqueue"), ("reserve_keys", "enqueue_keyed", "key_holders"))
