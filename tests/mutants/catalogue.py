@@ -324,8 +324,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        "one_writer and len(ended) < MANY:",
-        "one_writer and len(ended) > MANY:",
+        "one_writer and sent < MANY:",
+        "one_writer and sent > MANY:",
         "tests/engine/test_turns.py -k few_ends",
     ),
     Mutant(
@@ -906,8 +906,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "once=terms.keep_ms == 0",
-        "once=False",
+        "    once = terms.keep_ms == 0\n",
+        "    once = False\n",
         "tests/contract/test_enqueue.py -k j01_a_keyless_job",
     ),
     Mutant(
@@ -1260,8 +1260,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        '        conn.execute("begin immediate")\n        for step in migrate.pending',
-        "        for step in migrate.pending",
+        "    begin(conn, busy_s)\n    conn.execute(f",
+        "    conn.execute(f",
         "tests/contract/test_migrations.py -k 'half_way or eight_processes'",
     ),
     Mutant(
@@ -1776,7 +1776,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/driver.py",
-        "            return self.run(op.bare())",
+        "            return self._answer(op.bare())",
         "            raise",
         "tests/contract/test_hazards.py -k sent_once_more_bare",
     ),
@@ -2891,8 +2891,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        "            if one[0].staged:  # its row",
-        "            if False:  # its row",
+        "                self._slots.in_background(self._record_apart(one))\n            else:\n",
+        "                pass\n            else:\n",
         "tests/engine/test_context.py -k left_open",
     ),
     Mutant(
@@ -3881,8 +3881,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        " or job.lane is not None",
-        "",
+        "    if job.lane is not None or job.batch_id",
+        "    if job.batch_id",
         "tests/engine/test_lanes.py -k 'sync_handlers or key_run_in_order'",
     ),
     Mutant(
