@@ -28,7 +28,7 @@ from bench.limit import (
 from duly.bench import postgres as bare_postgres
 from duly.bench import sqlite as bare_sqlite
 from duly.bench.sqlite import IN_MEMORY
-from duly.store import ops
+from duly.store import ops, wal
 from duly.store import postgres as postgres_store
 from duly.store import sqlite as sqlite_store
 from duly.store.driver import Hook
@@ -137,7 +137,7 @@ class SQLiteDatabase(Database):
         """Differs from PostgreSQL: the log is a file that only grows while nobody checkpoints."""
         written: list[int] = []
         self.settle()
-        with mock.patch.object(sqlite_store, "CHECKPOINT_BYTES", 1 << 60):
+        with mock.patch.object(wal, "CHECKPOINT_BYTES", 1 << 60):
             for limit in self.limits:
                 limit.checkpoint_after(pages=0)
             yield written

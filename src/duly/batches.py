@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar, Token
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from msgspec.structs import replace
@@ -207,14 +207,8 @@ class Batch:
         if not isinstance(calls, Iterable):
             raise ConfigError(f"{self!r}: fill got {calls!r:.60}, no calls: write batch.fill(task.call(…) for …)")
         for task, alike in groupby(calls, self._task_of):
-            chunk: list[NewJob] = []
-            for call in alike:
-                chunk.append(task._called(call))
-                if len(chunk) == CHUNK:
-                    yield task, chunk
-                    chunk = []
-            if chunk:
-                yield task, chunk
+            while chunk := list(islice(alike, CHUNK)):
+                yield task, task._new_jobs(chunk)
 
     def _task_of(self, call: Call[Any]) -> Task[..., Any, Any]:
         if not isinstance(call, Call):

@@ -50,14 +50,15 @@ class Lease:
         "asked_at",
         "beat_at",
         "begun_at",
+        "beside",
         "claimed_at",
         "closed",
         "conn",
         "driver",
+        "ended_at",
         "in_flight",
         "job",
         "landed",
-        "left",
         "over",
         "schema",
         "sent",
@@ -74,6 +75,7 @@ class Lease:
         self.schema = schema
         self.claimed_at = claimed_at
         self.begun_at: float | None = None
+        self.ended_at = 0.0  # when the handler has ended
         self.beat_at: float | None = None  # the handler's own heartbeat
         self.stalled = False
         self.asked: Asked | None = None
@@ -85,9 +87,16 @@ class Lease:
         self.closed = False  # nothing that the handler still does counts
         self.in_flight = 0  # writes of the handler that are on their way
         self.landed: asyncio.Event | None = None  # set when they have arrived
-        self.left: set[asyncio.Task[Any]] = set()  # what the handler started beside itself
+        self.beside: set[asyncio.Task[Any]] | None = None  # what the handler started, if it did: see `left`
         self.over = False  # the handler has ended; what it left behind may still run
         self.conn: Any = None  # the connection on which it staged its finish
+
+    @property
+    def left(self) -> set[asyncio.Task[Any]]:
+        """What the handler started beside itself: a set that is made when it first does, because few do."""
+        if self.beside is None:
+            self.beside = set()
+        return self.beside
 
     @property
     def held(self) -> Held:

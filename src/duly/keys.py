@@ -67,17 +67,25 @@ class Ids:
 
     def __call__(self) -> str:
         """Make the next id."""
+        return self.many(1)[0]
+
+    def many(self, count: int) -> list[str]:
+        """Make the next ids, in their order."""
         with self._lock:
             now_ms = self._clock() // 1_000_000
             if now_ms > self._ms:
-                self._ms = now_ms
-                self._tail = self._fresh()
+                self._begin(now_ms)
             else:
                 self._tail += 1
-                if self._tail >> _RANDOM_BITS:
-                    self._ms += 1
-                    self._tail = self._fresh()
-            return _uuid7(self._ms, self._tail)
+            if (self._tail + count - 1) >> _RANDOM_BITS:
+                self._begin(self._ms + 1)
+            ms, first = self._ms, self._tail
+            self._tail += count - 1
+        return [_uuid7(ms, tail) for tail in range(first, first + count)]
+
+    def _begin(self, ms: int) -> None:
+        self._ms = ms
+        self._tail = self._fresh()
 
     def _fresh(self) -> int:
         """Draw a random tail with its top bit clear, which leaves room to count up."""

@@ -15,7 +15,9 @@ from duly.tasks import Kind, Task
 QUICK_SECONDS = 0.05
 AHEAD_SECONDS = 0.1
 LATE_SECONDS = 0.25
-MOST_AHEAD = 2000
+MOST_AHEAD = 4000
+SOON_SHARE = 0.1  # of what is claimed ahead: that many ends come within a hundredth of a second
+CAREFUL_SECONDS = 60.0  # after too much was claimed ahead
 MOST_BYTES = 8 * 1024 * 1024
 ENOUGH = 20  # attempts to judge a task by
 
@@ -32,6 +34,8 @@ class Pace:
         }
         self._payload_bytes = 0.0
         self._not_before = 0.0
+        self._most = MOST_AHEAD
+        self._careful_until = 0.0
 
     def note(self, task: str, seconds: float) -> None:
         """Note how long an attempt took."""
@@ -45,8 +49,21 @@ class Pace:
             self._payload_bytes += (payload_bytes / count - self._payload_bytes) / 8
 
     def late(self, now: float) -> None:
-        """Note that something claimed ahead was not begun in time: claim no further ahead for a while."""
+        """Note that something claimed ahead cannot wait: claim no further ahead for a while."""
         self._not_before = now + 1.0
+
+    def too_far(self, now: float) -> None:
+        """Note that something claimed ahead was not begun in time: claim half as far ahead from now on.
+
+        How long handlers take does not tell how many run at once: those that never wait run one after the other.
+        """
+        self.late(now)
+        self._most = max(self._most // 2, 1)
+        self._careful_until = now + CAREFUL_SECONDS
+
+    def soon(self, ahead: int) -> int:
+        """Say how many of the jobs that are claimed ahead are worth waiting for, to record them as one."""
+        return int(ahead * SOON_SHARE)
 
     def ahead(self, now: float) -> tuple[int, frozenset[str]]:
         """Say how many jobs beyond the free slots to claim, and of which tasks."""
@@ -56,9 +73,11 @@ class Pace:
         quick = {name: seconds for name, seconds in quick.items() if seconds < QUICK_SECONDS}
         if not quick:
             return 0, frozenset()
+        if now >= self._careful_until and self._most < MOST_AHEAD:
+            self._most, self._careful_until = min(2 * self._most, MOST_AHEAD), now + CAREFUL_SECONDS
         in_time = self._concurrency * AHEAD_SECONDS / max(*quick.values(), 0.0001)
         in_memory = MOST_BYTES / max(self._payload_bytes, 1.0)
-        return int(min(in_time, in_memory, MOST_AHEAD)), frozenset(quick)
+        return int(min(in_time, in_memory, self._most)), frozenset(quick)
 
 
 def _p95(took: deque[float]) -> float:

@@ -52,33 +52,27 @@ def change_of(lease: Lease, outcome: Outcome, chance: float) -> Change:
 
 async def arun(lease: Lease, aio: asyncio.Task[Any] | None = None) -> Outcome:
     """Run an async handler to its outcome, in a context of its own. `aio` is the task we are in, where it is known."""
+    aio = aio or asyncio.current_task()
     try:
-        return await _arun(lease, aio or asyncio.current_task())
+        args, kwargs = _arguments(lease)
+        lease.aio = aio
+        try:
+            returned = _first_step(lease, args, kwargs)
+            outcome = _returned(lease, await returned if type(returned) is _Rest else returned)
+        except BaseException as error:
+            outcome = _raised(lease, error)
+        lease.aio = None
+        if aio is not None and aio.cancelling():
+            await _no_longer_cancelled(aio)
+        if lease.in_flight or lease.beside:
+            await _landed(lease)
+        return outcome if lease.conn is None else await _asettled(lease, outcome)
+    except _CannotRun as reason:
+        return reason.outcome
     except Exception as error:  # whatever it is, the job must come to an end
         return _unforeseen(lease, error)
     finally:
         lease.over = True
-
-
-async def _arun(lease: Lease, aio: asyncio.Task[Any] | None) -> Outcome:
-    try:
-        args, kwargs = _arguments(lease)
-    except _CannotRun as reason:
-        return reason.outcome
-    context = contextvars.copy_context()
-    context.run(current.set, lease)
-    lease.aio = aio
-    try:
-        returned = await _Within(context, lease.task.definition.handler(*args, **kwargs))
-        outcome = _returned(lease, returned)
-    except BaseException as error:
-        outcome = _raised(lease, error)
-    lease.aio = None
-    if aio is not None and aio.cancelling():
-        await _no_longer_cancelled(aio)
-    if lease.in_flight or lease.left:
-        await _landed(lease)
-    return outcome if lease.conn is None else await _asettled(lease, outcome)
 
 
 def run(lease: Lease) -> Outcome:
@@ -141,35 +135,52 @@ def _arguments(lease: Lease) -> tuple[list[Any], dict[str, Any]]:
     return args, kwargs
 
 
-class _Within:
-    """Awaits a coroutine step by step in a context of its own, without a task of its own.
+def _first_step(lease: Lease, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an async handler until it ends or waits: gives what it returned, or the rest of it to be awaited.
+
+    Many wait for nothing, and need no more than this.
+    """
+    context = contextvars.copy_context()
+    context.run(current.set, lease)
+    coroutine = lease.task.definition.handler(*args, **kwargs)
+    try:
+        awaited = context.run(coroutine.send, None)
+    except StopIteration as end:
+        return end.value
+    return _Rest(context, coroutine, awaited)
+
+
+class _Rest:
+    """What is left of a coroutine: awaited step by step in its own context, without a task of its own.
 
     A task per job would do the same at seven times the cost.
     """
 
-    __slots__ = ("_context", "_coroutine")
+    __slots__ = ("_awaited", "_context", "_coroutine")
 
-    def __init__(self, context: contextvars.Context, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, context: contextvars.Context, coroutine: Coroutine[Any, Any, Any], awaited: Any) -> None:
         self._context = context
         self._coroutine = coroutine
+        self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        run, coroutine = self._context.run, self._coroutine
-        step: Any = coroutine.send
-        given: Any = None
+        run, coroutine, awaited = self._context.run, self._coroutine, self._awaited
+        step: Any
         while True:
-            try:
-                awaited = run(step, given)
-            except StopIteration as stop:
-                return stop.value
             try:
                 given, step = (yield awaited), coroutine.send
             except BaseException as error:
                 given, step = error, coroutine.throw
+            try:
+                awaited = run(step, given)
+            except StopIteration as end:
+                return end.value
 
 
 def _returned(lease: Lease, returned: Any) -> Outcome:
     """Make an outcome of what the handler returned."""
+    if returned is None and lease.asked is None:
+        return DONE
     if lease.asked is Asked.TIMEOUT:
         return _failed(lease, timed_out(lease))
     if isinstance(returned, Signal):

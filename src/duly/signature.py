@@ -57,7 +57,8 @@ class SignatureCodec:
         except PayloadError as error:
             raise BadArguments(f"{self.task}: {error}") from error
         # Reading it back is the surest way to know that the worker will be able to.
-        self.decode_call(text)
+        if not self._is_whole(text):
+            self.decode_call(text)
         for name, value in given.items():
             if type(value) not in _UNDISGUISED:
                 self._refuse_disguised(self._reader(name), name, value)
@@ -87,6 +88,13 @@ class SignatureCodec:
             elif parameter.default is not inspect.Parameter.empty:
                 args.append(parameter.default)
         return [*args, *starred], values
+
+    def _is_whole(self, text: str) -> bool:
+        """Say whether a payload has every argument and nothing else, and can be read."""
+        try:
+            return self.whole is not None and codec.MARK not in text and self.whole.decode(text) is not None
+        except codec.UNREADABLE:
+            return False
 
     def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Name the given arguments, those of `*args` as a list, those of `**kwargs` beside the others."""

@@ -110,19 +110,24 @@ class Slots:
     async def _consume(self, lease: Lease) -> None:
         """Run async handlers, one after the other, for as long as the worker lives."""
         consumer = asyncio.current_task()
+        begun_at = self._clock()
         while True:
-            lease.begun_at = self._clock()
+            lease.begun_at = begun_at
             self._worker.ended(lease, await runner.arun(lease, consumer))
             if self._closing:
                 return
-            following = self._following(Kind.ASYNC)
+            following = self._following(lease)
             if following is None:
                 resting: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
                 self._resting.append(resting)
                 following = await resting
-            elif lease.begun_at - self._looked_up_at > FAIR_SECONDS:
+                begun_at = self._clock()
+            elif lease.ended_at - self._looked_up_at > FAIR_SECONDS:
                 self._look_up()
                 await asyncio.sleep(0)
+                begun_at = self._clock()
+            else:
+                begun_at = lease.ended_at  # no need to read the clock once more
             lease = following
 
     def _look_up(self) -> None:
@@ -139,16 +144,17 @@ class Slots:
         """Run a sync handler in this thread, and give the next one for it."""
         lease.begun_at = self._clock()
         self._worker.ended(lease, self.threads.run(lease))
-        return self._following(Kind.THREAD)
+        return self._following(lease)
 
     async def _run_in_child(self, lease: Lease) -> None:
         lease.begun_at = self._clock()
         self._worker.ended(lease, await self._worker.children.run(lease))
-        if (following := self._following(Kind.PROCESS)) is not None:
+        if (following := self._following(lease)) is not None:
             self._start(following)
 
-    def _following(self, kind: Kind) -> Lease | None:
-        """Give the slot that has become free to the next job if it runs in the same place, else back."""
+    def _following(self, ended: Lease) -> Lease | None:
+        """Give the slot of a job that has ended to the next one if it runs in the same place, else back."""
+        kind = ended.task.definition.kind
         with self._lock:
             if self._waiting and self._waiting[0].task.definition.kind is kind:
                 return self._waiting.popleft()

@@ -10,7 +10,7 @@ import functools
 import inspect
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -263,12 +263,25 @@ class Task(Generic[P, C, R]):
             self._shared = Terms(task=definition.name, **{**defaults, **self._using.terms})
         return self._shared
 
-    def _new_job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], payload: str | None = None) -> NewJob:
-        if payload is None:
-            payload = self._payload(args, kwargs)
+    def _new_job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:
+        return self._new_jobs([Call(self, self._payload(args, kwargs), args, kwargs)])[0]
+
+    def _new_jobs(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
+        """Make the jobs of calls that were checked, in their order."""
+        ids, envelope = self._app._new_id.many(len(calls)), self._envelope()
         key = self.definition.key if self._using.key is None else self._using.key
-        made = None if key is None else self._key(key, args, kwargs)
-        return NewJob(self._app._new_id(), payload, key=made, envelope=self._envelope(), lane=self._lane(args, kwargs))
+        if key is None and not self.definition.is_laned:
+            return [NewJob(id_, call.payload, None, None, envelope) for id_, call in zip(ids, calls, strict=True)]
+        return [
+            NewJob(
+                id_,
+                call.payload,
+                key=None if key is None else self._key(key, call.args, call.kwargs),
+                envelope=envelope,
+                lane=self._lane(call.args, call.kwargs),
+            )
+            for id_, call in zip(ids, calls, strict=True)
+        ]
 
     def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         payload = self.definition.codec.encode_call(args, kwargs)
@@ -305,20 +318,17 @@ class Task(Generic[P, C, R]):
         given = {name: value for name, value in said.items() if value is not None}
         return envelope.child_of(lease.job.envelope, lease.job.id, schema_version=version, **given)
 
-    def _called(self, call: Call[Any]) -> NewJob:
-        return self._new_job(call.args, call.kwargs, call.payload)
-
     def _chunks(self, calls: Iterable[Call[R]]) -> Iterable[list[NewJob]]:
-        chunk: list[NewJob] = []
+        chunk: list[Call[R]] = []
         most = CHUNK if self._terms().debounce_ms is None else 1  # of what is debounced, one after the other
         for call in calls:
             self._refuse_foreign(call)
-            chunk.append(self._called(call))
+            chunk.append(call)
             if len(chunk) == most:
-                yield chunk
+                yield self._new_jobs(chunk)
                 chunk = []
         if chunk:
-            yield chunk
+            yield self._new_jobs(chunk)
 
     def _refuse_foreign(self, call: Call[R]) -> None:
         """Refuse what is no call, a call of another task, and one whose own terms would be lost here."""

@@ -30,6 +30,7 @@ from duly.failure import describe
 from duly.heart import Heart, identity
 from duly.isolation import Children, Suspects
 from duly.lanes import Lanes
+from duly.lifecycle import DONE
 from duly.loop import stopped_by_signals, tasks_of_handlers_noted
 from duly.model import Change, Claimed, Failed, Outcome, Released, State, Verdict
 from duly.overtime import Overtime
@@ -54,7 +55,7 @@ T = TypeVar("T")
 Ended = tuple[Lease, Change]
 
 BUSY_SECONDS = 1.0
-LIVE_AGAIN = frozenset({State.READY, State.SCHEDULED})
+LETS_OTHERS_RUN = frozenset({State.READY, State.SCHEDULED, State.DEAD})
 MANY = 200  # ends, that take longer to write than a commit: they go by themselves, while we see to what a claim brought
 PARTS = 3  # in which quick jobs are claimed ahead: one is on its way while the others run
 # After the grace time: how long a handler that was told to stop gets, and what recording that may take.
@@ -102,6 +103,7 @@ class Worker:
         self._aside: set[Lease] = set()  # held, but in no slot: suspects
         self._stuck: set[Lease] = set()
         self._ended: deque[Ended] = deque()
+        self._soon = 0  # how many end in a moment while others wait for a slot
         self._pace = Pace(concurrency, app.tasks, app.settings.max_attempts)
         self._slots = Slots(self)
         self.children = Children(app, concurrency, clock=clock)
@@ -323,9 +325,16 @@ class Worker:
         self._give_back_late()
         if self._stopping:
             self._stop_running()
-        if not self._is_recording():
+        if self._is_worth_recording() and not self._is_recording():
             await self._send_ended()
         await self._fill()
+
+    def _is_worth_recording(self) -> bool:
+        """Say whether to send off what has ended now, or with more that will have ended in a moment.
+
+        An operation costs the same whatever it records. While no job waits for a slot, no end waits either.
+        """
+        return len(self._ended) >= min(self._slots.waiting, self._soon)
 
     def _is_recording(self) -> bool:
         """Say whether ends are on their way to the database."""
@@ -380,10 +389,9 @@ class Worker:
                     self._slots.in_background(self._record_apart(one))
                 return
             verdicts = await self._record_bare(*ended[0], error)
-        for lease, _ in ended:
-            self._let_go(lease)
+        self._let_go(ended)
         self._tell(ended, verdicts)
-        if any(_lets_others_run(lease, change) for lease, change in ended):
+        if _lets_others_run(ended):
             self._exhausted.clear()
             self._came_back += 1
         self._vacant.set()
@@ -392,12 +400,14 @@ class Worker:
         """Count attempts and tell how they ended; successes of which nobody wants to hear are only counted."""
         events, now = self.app.events, self.clock()
         unheard, in_silence = 0, not events.hears_successes
+        # Python 3.11 looks long for the member of an enum: once for all, not for each.
+        lost, recorded, succeeded = Verdict.LOST, Verdict.RECORDED, State.SUCCEEDED
         for lease, change in ended:
-            verdict = verdicts.get(lease.job.id, Verdict.LOST)
-            if in_silence and verdict is Verdict.RECORDED and change.state is State.SUCCEEDED:
+            verdict = verdicts.get(lease.job.id, lost)
+            if in_silence and verdict is recorded and change.state is succeeded:
                 unheard += 1
                 continue
-            if verdict is not Verdict.LOST:
+            if verdict is not lost:
                 self._succeeded += change.state is State.SUCCEEDED
                 self._failed += change.error is not None
             events.attempted(lease, change, verdict, now)
@@ -407,11 +417,13 @@ class Worker:
             self._succeeded += unheard
             events.counts["job.succeeded"] += unheard
 
-    def _let_go(self, lease: Lease) -> None:
-        # A job that was given back may have been claimed again, by this very turn: that is another lease.
-        if self._held.get(lease.job.id) is lease:
-            del self._held[lease.job.id]
-        self._aside.discard(lease)
+    def _let_go(self, ended: Sequence[Ended]) -> None:
+        held = self._held
+        for lease, _ in ended:
+            # A job that was given back may have been claimed again, by this very turn: that is another lease.
+            if held.get(lease.job.id) is lease:
+                del held[lease.job.id]
+            self._aside.discard(lease)
 
     async def _record_apart(self, one: Ended) -> None:
         await self.record([one])
@@ -441,6 +453,7 @@ class Worker:
     async def _fill_from_queues(self) -> None:
         self._order.rotate(-1)
         ahead, quick = self._pace.ahead(self.clock())
+        self._soon = self._pace.soon(ahead)
         claimed, looked = 0, False
         for queue in list(self._order):
             room, further = self._room(queue), self._further(queue, ahead)
@@ -571,7 +584,8 @@ class Worker:
 
     async def _rest(self) -> None:
         """Sleep until something may have changed: a job ended, one was enqueued, one is due."""
-        if (self._ended and not self._is_recording()) or self._done() or self._may_claim_more():
+        sends = self._ended and self._is_worth_recording() and not self._is_recording()
+        if sends or self._done() or self._may_claim_more():
             return
         idle = self._takes_jobs() and any(self._room(queue) > 0 for queue in self.queues)
         if idle and not self._armed:
@@ -683,18 +697,22 @@ class Worker:
 
     def ended(self, lease: Lease, outcome: Outcome) -> None:
         """Take note of how an attempt ended; the next turn records it. May be called from any thread."""
+        lease.ended_at = self.clock()
         if lease.staged:
             self.driver.mind_wal()
         if lease.closed:  # given up on long ago
             self._stuck.discard(lease)
             self.app.events.tell("job.ended_late", logging.WARNING, **about(lease))
         else:
-            self._pace.note(lease.job.task, self.clock() - (lease.begun_at or 0.0))
+            self._pace.note(lease.job.task, lease.ended_at - (lease.begun_at or 0.0))
             self._ended.append((lease, self.judged(lease, outcome)))
-        self.poke()
+        if self._is_worth_recording():
+            self.poke()
 
     def judged(self, lease: Lease, outcome: Outcome) -> Change:
         """Ask the judge what becomes of a job; that cannot fail."""
+        if outcome is runner.DONE:  # as most do, and what the judge says of it is known
+            return DONE
         try:
             return runner.change_of(lease, outcome, self.chance())
         except Exception as error:  # a backoff of the user's own, say; whatever it is, the job must not hang
@@ -708,10 +726,12 @@ class Worker:
 
     def _give_back_late(self) -> None:
         """Release what was claimed ahead and has not begun in time, or will not because we stop."""
-        now = self.clock()
+        now, late = self.clock(), False
         while lease := self._slots.take_back(math.inf if self._stopping else now):
-            self._pace.late(now)
+            late = True
             self.give_back(lease)
+        if late:
+            self._pace.too_far(now)
 
     def give_up_on(self, lease: Lease, outcome: Outcome) -> None:
         """Record the end of an attempt whose handler does not end; its slot stays taken until it does."""
@@ -847,16 +867,19 @@ class Worker:
             await self._vacant.wait()
 
 
-def _lets_others_run(lease: Lease, change: Change) -> bool:
+def _lets_others_run(ended: Sequence[Ended]) -> bool:
     """Say whether something may be claimed now that could not be before.
 
     That is what was given back or put off for no time, what has waited for room in a lane or for the run of a schedule
     before it, and what the end has added: a callback, a dead letter, the job that was debounced behind its key.
     """
-    job = lease.job
-    if job.lane is not None or job.batch_id is not None or job.schedule is not None or job.key is not None:
-        return True
-    return change.state in LIVE_AGAIN or change.state is State.DEAD
+    for lease, change in ended:
+        job = lease.job
+        if job.lane is not None or job.batch_id is not None or job.schedule is not None or job.key is not None:
+            return True
+        if change.state in LETS_OTHERS_RUN:
+            return True
+    return False
 
 
 def _limits(app: Duly, queues: Iterable[str] | Mapping[str, int | None] | None) -> dict[str, int | None]:

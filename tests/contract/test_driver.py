@@ -13,7 +13,7 @@ import pytest
 from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreUnavailable
 from duly.model import NewJob, Terms
 from duly.settings import Settings, parse_url
-from duly.store import open_driver, ops, sqlite
+from duly.store import open_driver, ops, wal
 from duly.store.migrate import newest
 from duly.store.ops import Op, Rows
 from duly.store.postgres import PostgresDriver
@@ -168,11 +168,22 @@ def test_minding_a_short_wal_opens_nothing_and_a_long_one_is_checkpointed(tmp_pa
     store.enqueue()
     driver.mind_wal()
     assert driver._writer is None
-    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 1)
     driver.mind_wal()
     assert driver._writer is not None
     for one in (store, driver):
         one.close()
+
+
+def test_minding_a_wal_that_was_let_go_of_meanwhile_is_no_error(tmp_path: Path) -> None:
+    """Who wrote minds the log after he has let others write, and another thread may close the file in between."""
+    driver = SQLiteDriver(tmp_path / "duly.db")
+    driver.run(ops.leave("nobody"))
+    writer = driver._writer
+    assert writer is not None
+    driver.close()
+    writer.mind_wal()
+    assert not writer._log.is_long()
 
 
 def test_a_checkpointer_that_is_told_to_stop_while_it_begins_stops(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_j01_sqlite_commits_are_synced_to_the_disk_before_enqueue_returns(tmp_pa
     store.enqueue()
     order.append("returned")
     store.close()
-    assert order == ["enqueue", "commit", "returned"]
+    assert order == ["enqueue_one", "commit", "returned"]
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -587,6 +587,42 @@ def test_k09_jobs_with_and_without_keys_are_not_mixed_in_one_operation() -> None
         ops.enqueue(Terms("work"), [NewJob(new_id(), "1", key="k"), NewJob(new_id(), "1")])
 
 
+LONE_TERMS = {
+    "all": Terms(
+        "work", queue="mail", priority=7, max_attempts=3, lease_ms=9000, keep_ms=DAY_MS, result_ttl_ms=70, schedule="s",
+        on_dead='{"task":"t"}',
+    ),
+    "none": Terms("work"),
+    "delayed": Terms("work", delay_ms=HOUR_MS, expires_ms=2 * HOUR_MS),
+    "at": Terms("work", due_at=NOW + 5, expires_at=NOW + 9),
+    "past": Terms("work", due_at=NOW - 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("terms", LONE_TERMS.values(), ids=LONE_TERMS)
+def test_j05_a_job_that_is_enqueued_alone_is_like_one_of_a_list(store: Store, terms: Terms) -> None:
+    envelope = Envelope(subject="s", correlation_id="c")
+    jobs = [NewJob(new_id(), '{"n":1}', envelope=envelope, lane="work:x") for _ in range(3)]
+    alone = ops.enqueue(terms, jobs[:1], now=NOW)
+    assert alone.sections == ("enqueue_one",)
+    assert [one.id for one in store.run(alone)] == [jobs[0].id]
+    store.run(ops.enqueue(terms, jobs[1:], now=NOW))
+    rows = store.snapshot()["duly_job"]
+    assert len(rows) == 3
+    assert len({tuple(value for value in row if value not in [job.id for job in jobs]) for row in rows}) == 1
+
+
+def test_j05_only_what_has_nothing_to_look_at_is_enqueued_the_short_way(store: Store) -> None:
+    def sections(terms: Terms, **options: Any) -> tuple[str, ...]:
+        return ops.enqueue(terms, [NewJob(new_id(), "1", lane="work:x")], now=NOW, **options).sections
+
+    store.enqueue()
+    [parent] = store.claim()
+    assert sections(Terms("work"), parent=ops.Held(parent.id, parent.token)) == ("hold_parent", "enqueue")
+    assert sections(Terms("work", ordering_dead="block")) == ("enqueue", "hand_out")
+    assert sections(Terms("work", batch_id=new_id())) == ("enqueue",)
+
+
 def test_k09_what_the_database_refuses_fails_alone_among_those_it_was_committed_with(tmp_path) -> None:
     """The writer is held in a commit while five operations gather behind it; the third cannot be written."""
     store = SQLiteStore(tmp_path / "duly.db")
@@ -624,7 +660,7 @@ def test_k09_what_the_database_refuses_fails_alone_among_those_it_was_committed_
     store.driver.hook = None
     # They did travel together: more than one enqueue began before any commit.
     begun = [p.section for p in points if p.moment == "after"]
-    assert begun[1:4] == ["enqueue", "reserve_keys", "enqueue_keyed"]
+    assert begun[1:4] == ["enqueue_one", "reserve_keys", "enqueue_keyed"]
     assert [type(answer).__name__ for answer in answers] == ["list", "list", "list", "StoreRefused", "list", "list"]
     assert answers[4][0].conflict
     assert sorted(row[0] for row in store.query("select payload from duly_job")) == ["0", "0", "1", "4"]

@@ -7,6 +7,7 @@ import sqlite3
 import sys
 import types
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from duly.errors import SchemaMismatch
 from duly.model import NewJob, Terms
-from duly.store import examine, ops, postgres, sqlite
+from duly.store import examine, ops, postgres, sqlite, wal
 from duly.store.driver import Finding
 from duly.store.examine import Transaction
 from duly.store.postgres import PostgresDriver
@@ -104,10 +105,24 @@ def test_a_long_log_is_named(file: SQLiteDriver, monkeypatch: pytest.MonkeyPatch
     reading.execute("select count(*) from duly_job").fetchone()
     file.run(ops.enqueue(Terms("work"), [NewJob(new_id(), '"' + "y" * 9000 + '"') for _ in range(20)]))
     assert by_name(file.examine())["log"].level == "ok"
-    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1024)
+    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 1024)
     found = by_name(file.examine())["log"]
     assert (found.level, "end what reads without end" in found.remedy) == ("warning", True)
     reading.close()
+
+
+def test_a_log_that_begins_anew_is_not_long_though_its_file_is(
+    file: SQLiteDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(file.connect()) as conn:
+        file.run(ops.enqueue(Terms("work"), [NewJob(new_id(), '"' + "y" * 9000 + '"') for _ in range(20)]))
+        conn.execute("pragma wal_checkpoint(restart)")
+        file.run(ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")]))
+        monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 40_000)
+        found = by_name(file.examine())["log"]
+    assert os.stat(file.wal).st_size > 160_000
+    assert found.level == "ok"
+    assert found.text == f"the write-ahead log has {examine.size_of(wal.length(file.wal))}"
 
 
 def test_a_file_or_folder_that_cannot_be_written_is_all_that_is_told(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
+import shutil
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 from unittest import mock
 
@@ -16,9 +21,17 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from duly.errors import AnswerLost, ConfigError, PayloadError, PayloadTooLarge, StoreRefused, StoreUnavailable
+from duly.errors import (
+    AnswerLost,
+    ConfigError,
+    PayloadError,
+    PayloadTooLarge,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from duly.model import Change, Failure, NewJob, State, Terms
-from duly.store import caller, ops, postgres, sqlite
+from duly.store import caller, ops, postgres, sqlite, wal
 from duly.store.driver import Point
 from duly.store.ops import Finish, Replay
 from duly.store.postgres import PostgresDriver
@@ -41,6 +54,20 @@ def file(tmp_path: Path):
     store = SQLiteStore(tmp_path / "duly.db")
     yield store
     store.close()
+
+
+@pytest.fixture
+def emptied(monkeypatch):
+    """A queue that gets an item whenever a log has been emptied."""
+    ended: SimpleQueue[None] = SimpleQueue()
+    empty = sqlite._Writer._empty_log
+
+    def and_tell(writer, conn):
+        empty(writer, conn)
+        ended.put(None)
+
+    monkeypatch.setattr(sqlite._Writer, "_empty_log", and_tell)
+    return ended
 
 
 def run_section(conn: psycopg.Connection[Any], op: ops.Op[Any]) -> list[Any]:
@@ -389,8 +416,8 @@ def test_an_id_is_found_however_it_is_spelt_and_what_is_no_id_is_that_of_no_job(
 
 
 def test_j01_a_reader_that_stays_does_not_stop_writers(file, monkeypatch):
-    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1)
-    monkeypatch.setattr(sqlite, "CHECKPOINT_SECONDS", 0.2)
+    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(wal, "CHECKPOINT_SECONDS", 0.2)
     reader = sqlite3.connect(file.path, isolation_level=None)
     reader.execute("begin")
     reader.execute("select count(*) from duly_job").fetchall()
@@ -402,8 +429,8 @@ def test_j01_a_reader_that_stays_does_not_stop_writers(file, monkeypatch):
 
 
 def test_j01_a_process_that_checkpoints_in_vain_keeps_the_others_from_it_while_it_rests(file, monkeypatch, caplog):
-    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1)
-    monkeypatch.setattr(sqlite, "CHECKPOINT_SECONDS", 0.05)
+    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(wal, "CHECKPOINT_SECONDS", 0.05)
     reader = sqlite3.connect(file.path, isolation_level=None)
     reader.execute("begin")
     reader.execute("select count(*) from duly_job").fetchall()
@@ -413,27 +440,211 @@ def test_j01_a_process_that_checkpoints_in_vain_keeps_the_others_from_it_while_i
             if "sqlite.checkpoint_busy" in caplog.messages:
                 break
             threading.Event().wait(0.01)
-    turns = sqlite._Turns(file.driver.wal)
-    with turns.mine() as mine:
+    log = wal.Log(file.driver.wal)
+    with log.mine() as mine:
         assert not mine
     file.close()  # which does not wait until it has rested
-    with turns.mine() as mine:
+    with log.mine() as mine:
         assert mine
-    turns.close()
+    log.close()
     reader.close()
 
 
 def test_j01_a_writer_stands_back_while_another_process_checkpoints(file):
     file.enqueue()
-    turns = sqlite._Turns(file.driver.wal)
-    with ThreadPoolExecutor(1) as threads, turns.mine():
+    log = wal.Log(file.driver.wal)
+    with ThreadPoolExecutor(1) as threads, log.mine():
         written = threads.submit(file.enqueue)
         with pytest.raises(TimeoutError):
             written.result(0.2)
-        turns.rest()  # a reader was in its way
+        log.rest()  # a reader was in its way
         assert written.result(3)
-    turns.close()
+    log.close()
     assert file.query("select count(*) from duly_job") == [(2,)]
+
+
+def test_j01_a_writer_whose_connection_broke_stands_back_for_the_log_that_is_there_now(file):
+    """Its connection was the only one: SQLite removed the log when it was closed, and made another."""
+    file.enqueue()
+    writer = file.driver._writer
+    while file.driver._readers:
+        file.driver._readers.pop().close()
+    writer._conn.close()
+    with pytest.raises(StoreError, match="closed database"):
+        file.enqueue()
+    file.enqueue()
+    log = wal.Log(file.driver.wal)
+    with log.mine() as mine:
+        assert mine
+        assert writer._log.is_taken()
+    log.close()
+
+
+def test_j01_a_log_is_written_over_and_its_file_does_not_grow(file, emptied, monkeypatch):
+    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 300_000)
+    sizes, salts, ids = [], set(), []
+    for _ in range(5):
+        ids += enqueued_until_emptied(file, emptied)
+        sizes.append(os.stat(file.driver.wal).st_size)
+        salts.add(salt_of(file.driver.wal))
+        assert not wal.is_long(file.driver.wal)  # though nobody has written since
+    assert len(salts) == 5
+    assert len(set(sizes)) == 1
+    assert 300_000 < sizes[0] < 300_000 + 2 * wal.ROOM_BYTES
+    assert file.query("select id from duly_job order by id") == [(job_id,) for job_id in sorted(ids)]
+    assert file.query("pragma integrity_check") == [("ok",)]
+
+
+def test_j01_the_file_of_a_new_log_grows_by_many_commits_at_a_time(file):
+    ids, sizes = [], []
+    for _ in range(80):
+        ids += file.enqueue()
+        sizes.append(os.stat(file.driver.wal).st_size)
+    grown = sorted(set(sizes))
+    assert {after - before for before, after in pairwise(grown)} == {wal.ROOM_BYTES}
+    assert 2 <= len(grown) <= 5
+    assert wal.length(file.driver.wal) < sizes[-1]
+    # Where nobody closed the file, it is read from the log: what lies behind is nothing.
+    with sqlite3.connect(f"file:{copied(file)}?mode=rw", uri=True) as conn:
+        assert conn.execute("select id from duly_job order by id").fetchall() == [(job_id,) for job_id in sorted(ids)]
+        assert conn.execute("pragma integrity_check").fetchall() == [("ok",)]
+    conn.close()
+
+
+def test_j01_room_is_made_only_behind_what_others_have_written(file, monkeypatch):
+    """Two writers in turns, each of whom makes room at every commit."""
+    monkeypatch.setattr(wal, "ROOM_BYTES", 5000)
+    monkeypatch.setattr(wal.Log, "_has_little_room", lambda log, size: True)
+    other = SQLiteStore(file.path)
+    ids = [job_id for _ in range(40) for store in (file, other) for job_id in store.enqueue()]
+    other.close()
+    with sqlite3.connect(f"file:{copied(file)}?mode=rw", uri=True) as conn:
+        assert conn.execute("select id from duly_job order by id").fetchall() == [(job_id,) for job_id in sorted(ids)]
+        assert conn.execute("pragma integrity_check").fetchall() == [("ok",)]
+    conn.close()
+
+
+def test_j01_room_is_made_under_the_lock_of_writers(file, monkeypatch):
+    """Another may write behind the end of the file until then."""
+    locked = []
+
+    def look(path: str, count: int) -> None:
+        with closing(sqlite3.connect(file.path, timeout=0, isolation_level=None)) as conn:
+            try:
+                conn.execute("begin immediate")
+            except sqlite3.OperationalError:
+                locked.append(path)
+
+    monkeypatch.setattr(wal, "_append_zeros", look)
+    monkeypatch.setattr(wal.Log, "_has_little_room", lambda log, size: True)
+    file.enqueue()
+    assert locked == [file.driver.wal]
+
+
+def test_j01_a_log_that_no_room_can_be_made_for_is_written_all_the_same(file, monkeypatch):
+    def full(path: str, count: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(wal, "_append_zeros", full)
+    [job_id] = file.enqueue()
+    assert file.state(job_id) == "ready"
+
+
+def copied(store: SQLiteStore) -> Path:
+    """Copy a file and its log as they are, as after a crash."""
+    target = store.path.with_name("copied.db")
+    shutil.copy(store.path, target)
+    shutil.copy(store.driver.wal, f"{target}-wal")
+    return target
+
+
+def test_j01_a_log_that_has_grown_too_long_is_cut(file, emptied, monkeypatch):
+    monkeypatch.setattr(wal, "MOST_KEPT_BYTES", 300_000)
+    while os.stat(file.driver.wal).st_size <= 300_000:  # as if a reader had stayed
+        file.enqueue(20)
+    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 100_000)
+    file.enqueue()
+    emptied.get(timeout=10)
+    assert os.stat(file.driver.wal).st_size == 0
+    assert file.query("pragma integrity_check") == [("ok",)]
+
+
+def test_j01_where_one_writer_checkpoints_the_other_begins_the_log_anew_too(file, emptied, monkeypatch):
+    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 300_000)
+    other = SQLiteStore(file.path)
+    ids = []
+    for one, another in ((file, other), (other, file), (file, other)):
+        ids += enqueued_until_emptied(one, emptied)
+        size, begun = os.stat(file.driver.wal).st_size, wal.length(file.driver.wal)
+        ids += another.enqueue()
+        assert begun < wal.length(file.driver.wal) < 100_000
+        assert os.stat(file.driver.wal).st_size == size
+    assert emptied.empty()  # nobody emptied what was empty
+    other.close()
+    assert file.query("select id from duly_job order by id") == [(job_id,) for job_id in sorted(ids)]
+    assert file.query("pragma integrity_check") == [("ok",)]
+
+
+def test_j01_a_log_that_another_has_locked_is_begun_anew_by_him(file):
+    with closing(file.driver.connect(busy_s=0)) as conn, closing(file.driver.connect()) as theirs:
+        theirs.execute("create table theirs (number)")
+        conn.execute("pragma wal_checkpoint(restart)")
+        salt = salt_of(file.driver.wal)
+        theirs.execute("begin immediate")
+        sqlite._begin_anew(conn)
+        theirs.execute("insert into theirs values (1)")
+        theirs.execute("commit")
+        assert salt_of(file.driver.wal) != salt
+        theirs.execute("drop table duly_meta")
+        with pytest.raises(sqlite3.OperationalError, match="reindex"):
+            sqlite._begin_anew(conn)
+
+
+def enqueued_until_emptied(store, emptied):
+    """Enqueue one by one until a log has been emptied, and return the ids."""
+    ids = []
+    while emptied.empty() and not wal.is_long(store.driver.wal):
+        ids += store.enqueue()
+        assert len(ids) < 500
+    emptied.get(timeout=10)
+    return ids
+
+
+def salt_of(path):
+    return Path(path).read_bytes()[16:24]
+
+
+@pytest.mark.parametrize("page_bytes", [512, 4096, 65536])
+def test_j01_a_log_is_as_long_as_what_was_written_since_it_began_anew(tmp_path, monkeypatch, page_bytes):
+    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 1_000_000)
+    path = str(tmp_path / "theirs.db-wal")
+    conn = sqlite3.connect(tmp_path / "theirs.db", isolation_level=None)
+    for pragma in (f"page_size = {page_bytes}", "journal_mode = wal", "wal_autocheckpoint = 0"):
+        conn.execute(f"pragma {pragma}")
+    conn.execute("create table theirs (data)")
+    for _ in range(3):
+        while not wal.is_long(path):
+            assert wal.length(path) <= 1_000_000
+            conn.execute("insert into theirs values (zeroblob(10000))")
+        _, frames, _ = conn.execute("pragma wal_checkpoint(restart)").fetchone()
+        assert wal.length(path) == frames * (page_bytes + 24) > 1_000_000
+        conn.execute("insert into theirs values (zeroblob(10000))")
+        assert 10_000 < wal.length(path) < 300_000
+        assert os.stat(path).st_size > 1_000_000
+        assert not wal.is_long(path)
+    conn.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x37\x7f\x06\x82", bytes(20), bytes(40)])
+def test_j01_a_log_in_which_nothing_stands_is_not_long(tmp_path, content):
+    path = tmp_path / "duly.db-wal"
+    if content is not None:
+        path.write_bytes(content)
+    log = wal.Log(str(path))
+    assert not log.is_long()
+    assert not wal.is_long(str(path))
+    assert wal.length(str(path)) == 0
+    log.close()
 
 
 def test_j01_a_write_is_not_refused_as_locked_while_others_get_the_lock(tmp_path, monkeypatch):
@@ -457,7 +668,7 @@ def test_j01_a_write_waits_for_a_checkpoint_of_another_process_that_takes_long(t
     driver.run(ops.leave("nobody"))
     theirs = sqlite3.connect(driver.path, isolation_level=None, check_same_thread=False)
     log = os.open(driver.wal, os.O_RDONLY)
-    with ThreadPoolExecutor(1) as threads, mock.patch.object(sqlite, "CHECKPOINT_SECONDS", 0.1):
+    with ThreadPoolExecutor(1) as threads, mock.patch.object(wal, "CHECKPOINT_SECONDS", 0.1):
         theirs.execute("begin immediate")
         fcntl.flock(log, fcntl.LOCK_EX)
         written = threads.submit(driver.run, ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")]))
@@ -542,7 +753,7 @@ def test_j01_whatever_befalls_the_writer_the_next_write_goes_through(file):
     failures = [KeyboardInterrupt(), SystemExit(1), RuntimeError("a bug")]
 
     def hook(point: Point) -> None:
-        if point.section == "enqueue" and point.moment == "after" and failures:
+        if point.op == "enqueue" and point.moment == "after" and failures:
             raise failures.pop()
 
     file.driver.hook = hook
@@ -561,19 +772,14 @@ def test_j01_a_path_that_is_no_file_is_refused(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_j22_the_wal_of_a_file_behind_a_link_is_kept_short(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1)
+def test_j22_the_wal_of_a_file_behind_a_link_is_kept_short(tmp_path, emptied, monkeypatch):
+    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 50_000)
     (tmp_path / "real").mkdir()
     os.symlink(tmp_path / "real" / "duly.db", tmp_path / "link.db")
     store = SQLiteStore(tmp_path / "link.db")
-    store.enqueue()
-    wal = tmp_path / "real" / "duly.db-wal"
-    give_up = threading.Event()
-    for _ in range(500):
-        if wal.stat().st_size == 0:
-            break
-        give_up.wait(0.01)
-    assert wal.stat().st_size == 0
+    store.enqueue()  # behind the tables, which are longer than that
+    emptied.get(timeout=10)
+    assert not wal.is_long(str(tmp_path / "real" / "duly.db-wal"))
     store.close()
 
 

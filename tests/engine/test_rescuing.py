@@ -147,6 +147,31 @@ def test_only_quick_tasks_with_attempts_to_spare_are_claimed_ahead() -> None:
     assert pace.ahead(6.1) == (MOST_AHEAD, frozenset({"quick"}))
 
 
+def test_who_claimed_too_far_ahead_claims_half_as_far_for_a_while() -> None:
+    """Handlers that never wait run one after the other, and take longer together than each says of itself."""
+    app = Duly("unused.db")
+
+    @app.task
+    async def quick() -> None: ...
+
+    pace = Pace(10, app.tasks, 5)
+    for _ in range(50):
+        pace.note("quick", 0.0001)
+    assert pace.ahead(0.0)[0] == MOST_AHEAD
+    pace.too_far(1.0)
+    pace.too_far(2.0)
+    assert pace.ahead(2.5) == (0, frozenset())
+    assert pace.ahead(3.5)[0] == MOST_AHEAD // 4
+    assert pace.ahead(61.0)[0] == MOST_AHEAD // 4
+    assert [pace.ahead(now)[0] for now in (62.5, 63.0, 122.0, 123.0)] == [
+        MOST_AHEAD // 2, MOST_AHEAD // 2, MOST_AHEAD // 2, MOST_AHEAD,
+    ]  # fmt: skip
+    for now in range(200, 220):
+        pace.too_far(float(now))
+    assert pace.ahead(221.0)[0] == 1
+    assert pace.ahead(1e9)[0] == 2
+
+
 def test_what_is_claimed_ahead_fits_into_memory_and_into_a_tenth_of_a_second() -> None:
     app = Duly("unused.db")
 

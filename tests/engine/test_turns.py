@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from duly import Duly
-from duly.model import State
+from duly.context import current
+from duly.lifecycle import DONE
+from duly.model import Failed, Failure, State
+from duly.pace import MOST_AHEAD
 from duly.store import ops
 from duly.store.ops import Op
 from duly.switching import threads_switched_often
@@ -144,6 +149,103 @@ def test_the_event_loop_has_its_turn_between_quick_handlers(app: Duly) -> None:
     asyncio.run(run())
     assert ran == 400
     assert most <= 20
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_ends_are_recorded_together_while_more_will_come_in_a_moment(app: Duly, kind: str) -> None:
+    """Of forty that wait for a slot, four are worth waiting for."""
+    finished: list[int] = []
+    worker = Worker(app, signals=False, drain=True, concurrency=1)
+    worker._pace.ahead = lambda now: (40, frozenset(app.tasks))  # type: ignore[method-assign]
+
+    async def later(number: int) -> None:
+        await asyncio.sleep(0.002)
+
+    def at_once(number: int) -> None:
+        time.sleep(0.002)
+
+    quick = app.task(name="quick")(later if kind == "async" else at_once)
+    quick.enqueue_many(quick.call(number) for number in range(40))
+    send = app.driver.arun
+
+    async def arun(op: Op[Any]) -> Any:
+        answer = await send(op)
+        if op.name == "finish":
+            finished.append(len(answer))
+        return answer
+
+    app.driver.arun = arun  # type: ignore[method-assign]
+    asyncio.run(asyncio.wait_for(worker.run(), SECONDS))
+    assert sum(finished) == 40
+    assert len(finished) <= 15
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_no_end_waits_for_a_job_that_turns_out_to_be_slow(app: Duly, kind: str) -> None:
+    """The last of those that waited for a slot hangs until the ends before it are recorded."""
+    recorded = threading.Event()
+    worker = Worker(app, signals=False, drain=True, concurrency=1)
+    worker._pace.ahead = lambda now: (200, frozenset(app.tasks))  # type: ignore[method-assign]
+
+    async def later(number: int) -> None:
+        if number == 6:
+            assert await asyncio.to_thread(recorded.wait, SECONDS / 4)
+
+    def at_once(number: int) -> None:
+        if number == 6:
+            assert recorded.wait(SECONDS / 4)
+
+    quick = app.task(name="quick", max_attempts=2)(later if kind == "async" else at_once)
+    quick.enqueue_many(quick.call(number) for number in range(7))
+    send, finished = app.driver.arun, 0
+
+    async def arun(op: Op[Any]) -> Any:
+        nonlocal finished
+        answer = await send(op)
+        if op.name == "finish":
+            finished += len(answer)
+            if finished >= 6:
+                recorded.set()
+        return answer
+
+    app.driver.arun = arun  # type: ignore[method-assign]
+    worker._how_long = lambda: SECONDS  # type: ignore[method-assign]
+    asyncio.run(asyncio.wait_for(worker.run(), SECONDS))
+    assert [job.attempt for job in app.list(state="succeeded")] == [1] * 7
+
+
+def test_what_could_not_begin_in_time_has_the_worker_claim_half_as_far_ahead(app: Duly) -> None:
+    now, given_back = 1000.0, []
+    worker = Worker(app, signals=False, clock=lambda: now)
+    worker.give_back = given_back.append  # type: ignore[assignment,method-assign]
+    for claimed_at in (now, now, now + 0.2):
+        worker._slots.put(SimpleNamespace(claimed_at=claimed_at))  # type: ignore[arg-type]
+    worker._give_back_late()
+    assert (given_back, worker._pace._most) == ([], MOST_AHEAD)
+    now += 0.3
+    worker._give_back_late()
+    assert (len(given_back), worker._slots.waiting, worker._pace._most) == (2, 1, MOST_AHEAD // 2)
+
+
+def test_a_handler_begins_when_the_one_before_it_has_ended_also_if_that_was_given_up_on(app: Duly) -> None:
+    """Its timeout counts from there."""
+    waited: list[float] = []
+    worker = Worker(app, signals=False, drain=True, concurrency=1)
+    worker._pace.ahead = lambda now: (40, frozenset(app.tasks))  # type: ignore[method-assign]
+
+    @app.task
+    async def quick(number: int) -> None:
+        lease = current.get()
+        assert lease is not None
+        assert lease.begun_at is not None
+        waited.append(time.monotonic() - lease.begun_at)
+        if number % 2:
+            worker.give_up_on(lease, Failed(Failure("Error", "it hangs")))
+
+    quick.enqueue_many(quick.call(number) for number in range(40))
+    asyncio.run(asyncio.wait_for(worker.run(), SECONDS))
+    assert len(waited) == 40
+    assert max(waited) < 1
 
 
 def test_j18_what_has_ended_is_recorded_as_it_ended_though_the_worker_stops_before_it_could_be_sent(app: Duly) -> None:
@@ -299,7 +401,7 @@ def test_j12_a_job_that_was_set_aside_and_is_held_anew_takes_a_slot(app: Duly) -
         await app.driver.arun(ops.release([first.job]))
         [_] = await worker.claim("default", 1, app.tasks)
         seen.append(worker._room("default"))
-        worker._let_go(first)
+        worker._let_go([(first, DONE)])
         return [*seen, worker._room("default")]
 
     assert asyncio.run(run()) == [3, 2, 2]

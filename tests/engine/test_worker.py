@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from duly import Cancel, Ctx, Duly, SyncCtx
+from duly import Cancel, Ctx, Duly, SyncCtx, runner
 from duly.context import Lease
 from duly.errors import JobTimeout, LeaseLost
 from duly.keys import new_token
+from duly.lifecycle import DONE
 from duly.model import State
 from duly.overtime import Overtime
 from duly.store import ops
@@ -200,15 +201,16 @@ def test_j16_a_thread_that_asks_the_database_is_interrupted_too(app: Duly, asks:
     assert "job.stuck" not in heard
 
 
-def test_j16_a_thread_that_stops_when_told_is_not_interrupted(app: Duly) -> None:
+@pytest.mark.parametrize("returned", ["too late", None])
+def test_j16_a_thread_that_stops_when_told_is_not_interrupted(app: Duly, returned: str | None) -> None:
     seen: list[str] = []
 
     @app.task(timeout="200ms", max_attempts=1)
-    def polite(ctx: SyncCtx) -> str:
+    def polite(ctx: SyncCtx) -> str | None:
         while not ctx.cancelled:
             time.sleep(0.01)
         seen.append("stopped by itself")
-        return "too late"
+        return returned
 
     job = polite.enqueue()
     app.run(drain=True, signals=False)
@@ -733,17 +735,33 @@ def test_contexts_of_handlers_are_their_own(app: Duly) -> None:
     from contextvars import ContextVar
 
     mark: ContextVar[int] = ContextVar("mark", default=0)
-    seen = []
+    seen, kept = [], []
 
     @app.task
     async def marks(n: int) -> None:
         seen.append(mark.get())
         mark.set(n)
-        await asyncio.sleep(0)
+        if n % 2:  # and some wait for nothing
+            await asyncio.sleep(0)
+        kept.append(mark.get() == n)
 
     marks.enqueue_many(marks.call(n) for n in range(1, 30))
     app.run(drain=True, signals=False, concurrency=2)
-    assert seen == [0] * 29
+    assert (seen, kept) == ([0] * 29, [True] * 29)
+
+
+def test_the_judge_says_of_a_success_without_a_result_what_the_worker_takes_for_known(app: Duly) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    async def scenario() -> None:
+        worker = Worker(app, signals=False)
+        await work.aenqueue()
+        [lease] = await worker.claim("default", 1, app.tasks)
+        assert worker.judged(lease, runner.DONE) == runner.change_of(lease, runner.DONE, 0.5)
+        await app.driver.arun(ops.release([lease.job]))
+
+    asyncio.run(scenario())
 
 
 def test_j10_a_lease_that_ended_does_not_take_its_successor_along(app: Duly) -> None:
@@ -757,9 +775,9 @@ def test_j10_a_lease_that_ended_does_not_take_its_successor_along(app: Duly) -> 
         # Given back and claimed again by one turn, whose answers come in either order.
         old, new = (Lease(job, app.tasks["work"], app.driver, "duly", 0.0) for _ in range(2))
         worker._held[job.id] = new
-        worker._let_go(old)
+        worker._let_go([(old, DONE)])
         assert worker.leases() == [new]
-        worker._let_go(new)
+        worker._let_go([(new, DONE)])
         assert worker.leases() == []
 
     asyncio.run(scenario())

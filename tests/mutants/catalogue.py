@@ -18,6 +18,102 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "src/duly/worker.py",
+        "return len(self._ended) >= min(self._slots.waiting, self._soon)",
+        "return True",
+        "tests/engine/test_turns.py -k recorded_together",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "return len(self._ended) >= min(self._slots.waiting, self._soon)",
+        "return len(self._ended) >= self._soon",
+        "tests/engine/test_turns.py -k turns_out_to_be_slow",
+    ),
+    Mutant(
+        "src/duly/pace.py",
+        "        self._most = max(self._most // 2, 1)\n",
+        "",
+        "tests/engine/test_rescuing.py -k too_far_ahead",
+    ),
+    Mutant(
+        "src/duly/pace.py",
+        "if now >= self._careful_until and self._most < MOST_AHEAD:",
+        "if False:",
+        "tests/engine/test_rescuing.py -k too_far_ahead",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "            self._pace.too_far(now)\n",
+        "            self._pace.late(now)\n",
+        "tests/engine/test_turns.py -k half_as_far",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "            self._log.make_room()\n",
+        "",
+        "tests/contract/test_hazards.py -k by_many_commits_at_a_time",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "            self._begin()\n            self._log.make_room()\n",
+        "            self._log.make_room()\n            self._begin()\n            (self._driver.hook or (lambda point: None))(Point('after', 'x', 'begin', 0))\n",
+        "tests/contract/test_hazards.py -k room_is_made_under_the_lock",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
+        "os.O_WRONLY | os.O_APPEND)",
+        "os.O_WRONLY)",
+        "tests/contract/test_hazards.py -k room_is_made_only_behind",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
+        "            with suppress(OSError):  # a full disk, say: it is SQLite that has to tell\n",
+        "            with suppress(ZeroDivisionError):\n",
+        "tests/contract/test_hazards.py -k no_room_can_be_made",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        ":result_ttl_ms, :schedule, :on_dead, :lane);",
+        ":result_ttl_ms, :schedule, :on_dead, null);",
+        "tests/contract/test_enqueue.py -k 'alone_is_like and sqlite'",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/job.sql",
+        "       :result_ttl_ms::bigint, :schedule, :on_dead, :lane\n",
+        "       :result_ttl_ms::bigint, :schedule, null, :lane\n",
+        "tests/contract/test_enqueue.py -k 'alone_is_like and postgres'",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "guarded=parent is not None or terms.batch_id is not None",
+        "guarded=parent is not None",
+        "tests/contract/test_enqueue.py -k nothing_to_look_at",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "if len(jobs) == 1 and not (guarded or ordered):",
+        "if len(jobs) == 1 and not guarded:",
+        "tests/contract/test_enqueue.py -k nothing_to_look_at",
+    ),
+    Mutant(
+        "src/duly/store/gather.py",
+        'return replace(ops[0], sections=("enqueue",), params=',
+        "return replace(ops[0], params=",
+        "tests/contract/test_coalesce.py -k one_statement",
+    ),
+    Mutant(
+        "src/duly/keys.py",
+        "if (self._tail + count - 1) >> _RANDOM_BITS:",
+        "if self._tail >> _RANDOM_BITS:",
+        "tests/rules/test_keys.py",
+    ),
+    Mutant(
+        "src/duly/keys.py",
+        "            self._tail += count - 1\n",
+        "",
+        "tests/rules/test_keys.py",
+    ),
+    Mutant(
+        "src/duly/worker.py",
         "lease.closed or lease in ended)]",
         "lease.closed)]",
         "tests/engine/test_turns.py -k j18",
@@ -127,7 +223,7 @@ MUTANTS = [
     Mutant(
         "src/duly/worker.py",
         "            self._exhausted.clear()\n            self._came_back += 1\n",
-        "",
+        "            pass\n",
         "tests/engine/test_turns.py -k due_again",
     ),
     Mutant(
@@ -168,8 +264,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "return Way.KEYED if job.keep_ms > 0 and job.batch_id is None else Way.LONG",
-        "return Way.PLAIN",
+        "return _KEYED if job.keep_ms > 0 and job.batch_id is None else _LONG_WAY",
+        "return _PLAIN",
         "tests/contract/test_finish.py -k success_keeps_the_key",
     ),
     Mutant(
@@ -216,8 +312,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        "if (self._ended and not self._is_recording()) or self._done()",
-        "if self._ended or self._done()",
+        "sends = self._ended and self._is_worth_recording() and not self._is_recording()",
+        "sends = self._ended",
         "tests/engine/test_turns.py -k does_not_spin",
     ),
     Mutant(
@@ -264,8 +360,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "if _accepted.get(id(terms)) is not terms:",
-        "if not _accepted:",
+        "    accepted = _accepted.get(id(terms))\n",
+        "    accepted = next(iter(_accepted.values()), None)\n",
         "tests/contract/test_hazards.py -k j05_terms",
     ),
     Mutant(
@@ -1134,7 +1230,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "    if job.keep_ms == 0 and job.attempt > 1:\n        return Way.LONG\n",
+        "    if job.keep_ms == 0 and job.attempt > 1:\n        return _LONG_WAY\n",
         "",
         "tests/contract/test_finish.py -k j22_success_with_keep_0",
     ),
@@ -1891,19 +1987,19 @@ MUTANTS = [
         "tests/contract/test_driver.py -k hung_up_on",
     ),
     Mutant(
-        "src/duly/store/sqlite.py",
+        "src/duly/store/wal.py",
         "        took = _lock(self._checkpointer, whole=True)",
         "        took = True",
         "tests/contract/test_hazards.py -k checkpoints_in_vain",
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "            self._turns.stand_back()\n",
+        "            self._log.stand_back()\n",
         "",
         "tests/contract/test_hazards.py -k stands_back",
     ),
     Mutant(
-        "src/duly/store/sqlite.py",
+        "src/duly/store/wal.py",
         "        _unlock(self._checkpointer)\n        _lock(self._checkpointer, whole=False)\n",
         "        pass\n",
         "tests/contract/test_hazards.py -k stands_back",
@@ -1946,9 +2042,81 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "CHECKPOINT_SECONDS * 1000",
+        "wal.CHECKPOINT_SECONDS * 1000",
         "60_000",
         "tests/contract/test_hazards.py -k a_reader_that_stays",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
+        "frame[8:16] == header[16:24]",
+        "frame[8:16] != header[16:24]",
+        "tests/contract/test_hazards.py -k as_long_as_what_was_written",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
+        "return bool(frame) and frame[8:16] == header[16:24]",
+        "return False",
+        "tests/contract/test_hazards.py -k written_over",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
+        "return bool(frame) and frame[8:16] == header[16:24]",
+        "return bool(frame)",
+        "tests/contract/test_hazards.py -k as_long_as_what_was_written",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
+        "return bool(frame) and frame[8:16]",
+        "return frame[8:16]",
+        "tests/contract/test_hazards.py -k nothing_stands",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
+        'FRAME_HEADER_BYTES + int.from_bytes(header[8:12], "big")',
+        "FRAME_HEADER_BYTES + 4096",
+        "tests/contract/test_hazards.py -k as_long_as_what_was_written",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
+        "    except OSError:  # closed meanwhile",
+        "    except NotImplementedError:  # closed meanwhile",
+        "tests/contract/test_driver.py -k let_go_of_meanwhile",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        '"restart" if self._log.is_worth_keeping() else "truncate"',
+        '"truncate"',
+        "tests/contract/test_hazards.py -k written_over",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        '"restart" if self._log.is_worth_keeping() else "truncate"',
+        '"restart"',
+        "tests/contract/test_hazards.py -k too_long_is_cut",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "            _begin_anew(conn)\n",
+        "            pass\n",
+        "tests/contract/test_hazards.py -k written_over",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "        if not is_busy(error):  # whoever has the lock",
+        "        if True:  # whoever has the lock",
+        "tests/contract/test_hazards.py -k another_has_locked",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "            self._log.renew()\n",
+        "",
+        "tests/contract/test_hazards.py -k connection_broke",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "examine.log_length(wal.length(log_path),",
+        "examine.log_length(os.stat(log_path).st_size,",
+        "tests/contract/test_examine.py -k begins_anew",
     ),
     Mutant(
         "src/duly/store/postgres.py",
@@ -2144,7 +2312,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        '    codec.check_json(job.payload, f"the payload of {task}")\n',
+        "        codec.check_json(job.payload, what)\n",
         "",
         "tests/contract/test_hazards.py -k not_json",
     ),
@@ -2657,8 +2825,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/gather.py",
-        ',".join(filter(None, (op.params["jobs"][1:-1] for op in ops)))',
-        ',".join(op.params["jobs"][1:-1] for op in ops)',
+        ',".join(filter(None, (listed(op)["jobs"][1:-1] for op in ops)))',
+        ',".join(listed(op)["jobs"][1:-1] for op in ops)',
         "tests/contract/test_coalesce.py -k one_statement",
     ),
     Mutant(
@@ -2705,7 +2873,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "        if is_long(self.wal):\n            self._open().mind_wal()",
+        "        if wal.is_long(self.wal):\n            self._open().mind_wal()",
         "        self._open().mind_wal()",
         "tests/contract/test_driver.py -k short_wal",
     ),
@@ -2747,9 +2915,39 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/runner.py",
-        "    context = contextvars.copy_context()\n    context.run(current.set, lease)\n    lease.aio",
-        "    context = _SHARED\n    context.run(current.set, lease)\n    lease.aio",
+        "    context = contextvars.copy_context()\n    context.run(current.set, lease)\n    coroutine",
+        "    context = globals().setdefault('shared', contextvars.copy_context())\n    context.run(current.set, lease)\n    coroutine",
         "tests/engine/test_worker.py -k contexts",
+    ),
+    Mutant(
+        "src/duly/runner.py",
+        "awaited = context.run(coroutine.send, None)",
+        "awaited = coroutine.send(None)",
+        "tests/engine/test_worker.py -k contexts",
+    ),
+    Mutant(
+        "src/duly/runner.py",
+        "                awaited = run(step, given)\n",
+        "                awaited = step(given)\n",
+        "tests/engine/test_worker.py -k contexts",
+    ),
+    Mutant(
+        "src/duly/runner.py",
+        "                given, step = error, coroutine.throw\n",
+        "                raise\n",
+        "tests/engine/test_worker.py -k an_async_handler_that_runs_too_long",
+    ),
+    Mutant(
+        "src/duly/runner.py",
+        "    if returned is None and lease.asked is None:",
+        "    if returned is None:",
+        "tests/engine/test_worker.py -k stops_when_told",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "        lease.ended_at = self.clock()\n        if lease.staged:\n            self.driver.mind_wal()\n        if lease.closed:  # given up on long ago\n            self._stuck.discard(lease)\n",
+        "        if lease.staged:\n            self.driver.mind_wal()\n        if not lease.closed:\n            lease.ended_at = self.clock()\n        if lease.closed:  # given up on long ago\n            self._stuck.discard(lease)\n",
+        "tests/engine/test_turns.py -k given_up_on",
     ),
     Mutant(
         "src/duly/runner.py",
@@ -2909,8 +3107,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        "        if self._held.get(lease.job.id) is lease:\n            del",
-        "        if True:\n            del",
+        "            if held.get(lease.job.id) is lease:\n                del",
+        "            if True:\n                del",
         "tests/engine/test_worker.py -k successor",
     ),
     Mutant(
@@ -3581,8 +3779,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/sqlite/job.sql",
-        "            where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)));\n\n-- name: hold_parent",
-        "            where id = :batch_id and (:filling < 0 or filled = :filling)));\n\n-- name: hold_parent",
+        "            where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)));\n\n-- name: enqueue_one",
+        "            where id = :batch_id and (:filling < 0 or filled = :filling)));\n\n-- name: enqueue_one",
         "tests/contract/test_batches.py -k b01_a_sealed_batch_takes_nothing",
     ),
     Mutant(

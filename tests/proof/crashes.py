@@ -101,6 +101,7 @@ class Workload:
         self._chance = chance
         self._now = BEGINNING_MS
         self._new_id = keys.Ids(lambda: self._now * 1_000_000, chance.randbytes)
+        self._cuts = False
         self._driver = SQLiteDriver(path)
         self._other: Any = None  # a second connection: checkpoints, a caller's own transaction, looking
         self.answers: list[Answer] = []
@@ -141,7 +142,9 @@ class Workload:
         self._other = self._driver.connect()
 
     def _checkpoint(self) -> None:
-        self._other.execute("pragma wal_checkpoint(truncate)").fetchall()
+        """Have the log begin anew, in turns over what it held and cut to nothing."""
+        self._cuts = not self._cuts
+        self._other.execute(f"pragma wal_checkpoint({'truncate' if self._cuts else 'restart'})").fetchall()
 
     # What callers do.
 

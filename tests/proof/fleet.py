@@ -14,10 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from duly import Duly, keys
+from duly import Duly
 from duly.store.postgres import bring_up_to_date
 from tests.proof.checker import Findings, History, judge, read
-from tests.proof.ledger import Ledger, records
+from tests.proof.ledger import Ledger, Offered, records
 from tests.servers.postgres import PostgresServer
 
 APP = "tests.proof.tasks:app"
@@ -210,12 +210,5 @@ def producer(fleet: Fleet) -> Duly:
     app._given["url"], app._given["lease"] = fleet.url, fleet._environ["PROOF_LEASE"]
     tasks._ledger.clear()
     tasks._asides.clear()
-    made = keys.Ids()
-
-    def offered() -> str:
-        new = made()
-        fleet.ledger.note("offered", id=new)
-        return new
-
-    app._new_id = offered  # type: ignore[assignment]
+    app._new_id = Offered(lambda: fleet.ledger)
     return app

@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from duly import Duly
 from duly.errors import DulyError
 from tests.proof import breaks, tasks
-from tests.proof.ledger import Ledger
+from tests.proof.ledger import Ledger, Offered
 
 THREADS = 2
 PATIENCE_SECONDS = 10.0
@@ -29,20 +28,9 @@ def main() -> None:
     """Play one part for so many seconds."""
     breaks.apply_named()
     part, seconds, seed = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-    _write_down_offers(tasks.app)
+    tasks.app._new_id = Offered(tasks.ledger)
     PARTS[part](time.monotonic() + seconds, random.Random(seed))
     tasks.app.close()
-
-
-def _write_down_offers(app: Duly) -> None:
-    made = type(app._new_id)()
-
-    def offered() -> str:
-        new = made()
-        tasks.ledger().note("offered", id=new)
-        return new
-
-    app._new_id = offered  # type: ignore[assignment]
 
 
 def error(where: str, what: object) -> None:

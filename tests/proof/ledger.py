@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from duly.keys import Ids
 
 
 class Ledger:
@@ -34,3 +36,17 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except json.JSONDecodeError:
             continue
+
+
+class Offered(Ids):
+    """Makes ids, and writes down each before anybody gets it."""
+
+    def __init__(self, ledger: Callable[[], Ledger]) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def many(self, count: int) -> list[str]:
+        made = super().many(count)
+        for new in made:
+            self._ledger().note("offered", id=new)
+        return made

@@ -29,6 +29,7 @@ from duly.keys import Ids
 from duly.model import QUEUED
 from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
+from duly.store.gather import listed
 from duly.store.ops import Op, Replay, Rows
 from duly.tasks import Call
 from tests.proof import crowds
@@ -766,7 +767,7 @@ class Simulation:
             case "enqueue" if op.params.get("parent_token") is not None:
                 self._watch_birth(op.params)
             case "enqueue" if self.scenario.crowds and op.params["task"] in crowds.KINDS:
-                self.crowds.came(json.loads(op.params["jobs"]), op.params["task"])
+                self.crowds.came(json.loads(listed(op)["jobs"]), op.params["task"])
             case "replay" if self.scenario.crowds:
                 self.crowds.came_back(json.loads(op.params["replays"]))
             case "define":

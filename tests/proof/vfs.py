@@ -18,7 +18,7 @@ from typing import Any
 
 import apsw
 
-from duly.store import sqlite
+from duly.store import sqlite, wal
 from tests.proof.disk import Event
 
 LIBRARY = apsw.sqlite_lib_version()
@@ -96,8 +96,17 @@ def recording(seed: int) -> Iterator[list[Event]]:
     recorder = Recorder(seed)
     store: Any = sqlite
     store.sqlite3 = _Library(recorder)
+    append = wal._append_zeros
+
+    def appended(path: str, count: int) -> None:
+        """Write down what is written past SQLite."""
+        recorder.log.append(Event("write", os.path.basename(path), os.stat(path).st_size, bytes(count)))
+        append(path, count)
+
+    wal._append_zeros = appended
     try:
         yield recorder.log
     finally:
+        wal._append_zeros = append
         store.sqlite3 = sqlite3
         recorder.unregister()

@@ -71,6 +71,19 @@ def test_ids_rise_when_the_tail_overflows():
     assert made == sorted(set(made))
 
 
+@given(st.lists(st.integers(0, 5), max_size=8), st.booleans())
+def test_ids_that_are_made_together_rise_like_others(counts, full):
+    """Also where the tail has no room for all of them, and the clock stands still."""
+    ids = Ids(Clock(), lambda n: b"\xff" * n)
+    if full:
+        ids()
+        ids._tail = 2**74 - 4
+    made = [id_ for count in counts for id_ in (*ids.many(count), ids())]
+    assert len(made) == sum(counts) + len(counts)
+    assert made == sorted(set(made))
+    assert all(uuid.UUID(id_).version == 7 for id_ in made)
+
+
 def test_ids_take_their_time_from_the_clock():
     clock = Clock()
     ids = Ids(clock, os.urandom)

@@ -80,9 +80,9 @@ class _Work:
 
     def _count(self) -> None:
         """Have statements counted, and let SQLite's log grow, so that its length tells what was written."""
-        from duly.store import sqlite
+        from duly.store import wal
 
-        sqlite.CHECKPOINT_BYTES = 1 << 60
+        wal.CHECKPOINT_BYTES = 1 << 60
 
         def hook(point: Point) -> None:
             if point.moment == "before":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +21,7 @@ from duly.store.ops import Op, Rows
 
 MOST_OPS = 256
 MOST_CHARS = 4_000_000
+PLAIN = (("enqueue",), ("enqueue_one",))  # what can become one enqueue
 
 
 class Word(Enum):
@@ -166,8 +167,8 @@ def joined(batch: Sequence[Op[Any]]) -> tuple[list[tuple[int, Op[Any]]], list[Op
     others: list[tuple[int, Op[Any]]] = []
     alike: dict[tuple[Any, ...], list[Op[Any]]] = {}
     for place, op in enumerate(batch):
-        if op.sections == ("enqueue",):
-            terms = tuple(value for name, value in op.params.items() if name != "jobs")
+        if op.sections in PLAIN:
+            terms = tuple(value for name, value in listed(op).items() if name != "jobs")
             alike.setdefault(terms, []).append(op)
         else:
             others.append((place, op))
@@ -177,12 +178,17 @@ def joined(batch: Sequence[Op[Any]]) -> tuple[list[tuple[int, Op[Any]]], list[Op
 def _join(ops: Sequence[Op[Any]]) -> Op[Any]:
     if len(ops) == 1:
         return ops[0]
-    jobs = ",".join(filter(None, (op.params["jobs"][1:-1] for op in ops)))
-    return replace(ops[0], params={**ops[0].params, "jobs": f"[{jobs}]"})
+    jobs = ",".join(filter(None, (listed(op)["jobs"][1:-1] for op in ops)))
+    return replace(ops[0], sections=("enqueue",), params={**listed(ops[0]), "jobs": f"[{jobs}]"})
+
+
+def listed(op: Op[Any]) -> Mapping[str, Any]:
+    """Give the parameters by which an enqueue adds a list; one of a single job has them for when it is asked again."""
+    return op.params if "jobs" in op.params or op.again is None else op.again.params
 
 
 def _size(op: Op[Any]) -> int:
-    return len(op.params["jobs"])
+    return len(listed(op)["jobs"])
 
 
 def rows_of(outcome: Outcome) -> Rows:

@@ -73,7 +73,8 @@ TAIL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+# Nobody changes one. But frozen, each would take 2 µs to make, and every enqueue makes two.
+@dataclass(slots=True)
 class Op(Generic[T]):
     """One operation: sections of SQL that commit as one, their parameters, and the reader of their rows.
 
@@ -151,10 +152,8 @@ def enqueue(
 
     `parent` is the job whose handler enqueues. If its lease is lost, nothing is added and nothing is answered.
     """
-    if _accepted.get(id(terms)) is not terms:  # most enqueues come on the same terms as those before them
-        _check(terms)
-    for job in jobs:
-        _check_job(job, terms.task)
+    accepted = _accept(terms)
+    _check_jobs(jobs, terms.task)
     keyed = [job for job in jobs if job.key is not None]
     if keyed and len(keyed) < len(jobs):
         raise ConfigError("one enqueue takes jobs with keys or jobs without, not both: split them")
@@ -162,7 +161,10 @@ def enqueue(
         return _debounce(terms, keyed, parent, now)
     if terms.key_window_ms is not None and not keyed:
         raise ConfigError(f"{terms.task}: unique_for= keeps a key, and this job has none: give key=")
-    op = _enqueue_keyed(terms, keyed, now) if keyed else _enqueue_plain(terms, jobs, now)
+    if keyed:
+        op = _enqueue_keyed(accepted, keyed, now)
+    else:
+        op = _enqueue_plain(accepted, jobs, now, guarded=parent is not None or terms.batch_id is not None)
     return op if parent is None else while_held(op, parent, [])
 
 
@@ -177,9 +179,28 @@ def while_held(op: Op[T], parent: Held, lost: T) -> Op[T]:
     return replace(op, sections=("hold_parent", *op.sections), params=params, read=read, again=again)
 
 
+class _Accepted(NamedTuple):
+    """Terms that were checked, as they are handed to the statements that add a list of jobs and a single one."""
+
+    terms: Terms
+    of_many: dict[str, Any]
+    of_one: dict[str, Any]
+
+
 # By their addresses, which nothing else can have while they are in here.
-_accepted: dict[int, Terms] = {}
+_accepted: dict[int, _Accepted] = {}
 MOST_ACCEPTED = 1000
+
+
+def _accept(terms: Terms) -> _Accepted:
+    """Check terms once: most enqueues come on the same ones as those before them."""
+    accepted = _accepted.get(id(terms))
+    if accepted is None:
+        _check(terms)
+        if len(_accepted) >= MOST_ACCEPTED:
+            _accepted.clear()
+        _accepted[id(terms)] = accepted = _Accepted(terms, _terms(terms), _own_terms(terms))
+    return accepted
 
 
 def _check(terms: Terms) -> None:
@@ -193,19 +214,18 @@ def _check(terms: Terms) -> None:
         most = _MOST.get(name, _LONG)
         if value is not None and not (isinstance(value, int) and least <= value <= most):
             raise ConfigError(f"{name} of {terms.task} is {value!r}: give a whole number from {least} to {most}")
-    if len(_accepted) >= MOST_ACCEPTED:
-        _accepted.clear()
-    _accepted[id(terms)] = terms
 
 
-def _check_job(job: NewJob, task: str) -> None:
-    if not _ID.fullmatch(job.id):
-        raise ConfigError(f"{task}: the id of a job is a UUID in lower case (keys.Ids makes them), not {job.id!r}")
-    codec.check_json(job.payload, f"the payload of {task}")
-    codec.check_size(job.payload, task)
+def _check_jobs(jobs: Sequence[NewJob], task: str) -> None:
+    what = f"the payload of {task}"
+    for job in jobs:
+        if not _is_id(job.id):
+            raise ConfigError(f"{task}: the id of a job is a UUID in lower case (keys.Ids makes them), not {job.id!r}")
+        codec.check_json(job.payload, what)
+        codec.check_size(job.payload, task)
 
 
-_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 _INT, _LONG = 2**31 - 1, 2**53 - 1
 _LEAST = {
     "priority": -(2**31), "max_attempts": 1, "lease_ms": 1, "delay_ms": 0, "due_at": 0, "expires_ms": 0,
@@ -214,9 +234,12 @@ _LEAST = {
 _MOST = {"priority": _INT, "max_attempts": _INT, "lease_ms": _INT}
 
 
-def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
+def _enqueue_plain(
+    accepted: _Accepted, jobs: Sequence[NewJob], now: int | None, *, guarded: bool
+) -> Op[list[Enqueued]]:
+    terms = accepted.terms
     records = [_record_of(job) for job in jobs]
-    params = {**_terms(terms), "jobs": json_text(records), "now": now}
+    params = {**accepted.of_many, "jobs": json_text(records), "now": now}
     ordered = in_order(terms)
     if ordered:
         params["ids"] = json_text([job.id for job in jobs])
@@ -228,6 +251,9 @@ def _enqueue_plain(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
     again = Op("enqueue", ("enqueue_again", "undo_finished", *ordered), params, read, wakes=True)
     # Where success leaves no trace, nobody can tell a lost enqueue from a finished one.
     once = terms.keep_ms == 0
+    if len(jobs) == 1 and not (guarded or ordered):  # by a statement that costs less
+        one = {**accepted.of_one, **records[0], "now": now}
+        return Op("enqueue", ("enqueue_one",), one, read, wakes=True, once=once, again=again)
     return Op("enqueue", ("enqueue", *ordered), params, read, wakes=True, once=once, again=again)
 
 
@@ -236,7 +262,8 @@ def in_order(terms: Terms) -> tuple[str, ...]:
     return ("hand_out",) if terms.ordering_dead is not None else ()
 
 
-def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
+def _enqueue_keyed(accepted: _Accepted, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
+    terms = accepted.terms
     records = [
         {
             **_record_of(job),
@@ -246,7 +273,7 @@ def _enqueue_keyed(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[
         for job in jobs
     ]
     params = {
-        **_terms(terms),
+        **accepted.of_many,
         "jobs": json_text(records),
         "ids": json_text([job.id for job in jobs]),
         "key_ttl_ms": terms.key_ttl_ms,
@@ -266,6 +293,19 @@ def _record_of(job: NewJob) -> dict[str, Any]:
 
 
 def _terms(terms: Terms) -> dict[str, Any]:
+    own = _own_terms(terms)
+    del own["lane"]  # of a list, each job may have one of its own
+    return {
+        **own,
+        "batch_id": terms.batch_id,
+        "ordering_dead": terms.ordering_dead,
+        "parent_id": None,
+        "parent_token": None,
+        "filling": None,
+    }
+
+
+def _own_terms(terms: Terms) -> dict[str, Any]:
     return {
         "task": terms.task,
         "queue": terms.queue,
@@ -278,13 +318,9 @@ def _terms(terms: Terms) -> dict[str, Any]:
         "lease_ms": terms.lease_ms,
         "keep_ms": terms.keep_ms,
         "result_ttl_ms": terms.result_ttl_ms,
-        "batch_id": terms.batch_id,
         "schedule": terms.schedule,
         "on_dead": terms.on_dead,
-        "ordering_dead": terms.ordering_dead,
-        "parent_id": None,
-        "parent_token": None,
-        "filling": None,
+        "lane": None,
     }
 
 
@@ -492,7 +528,7 @@ def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str
     for (job, change), way in zip(finishes, ways, strict=True):
         if change.result is not None:
             codec.check_json(change.result, f"the result of {job.task}")
-        if way is Way.LONG or (way is Way.BATCHED and not by_batch_alone):
+        if way is _LONG_WAY or (way is _BATCHED and not by_batch_alone):
             rest.append(_change(job, change))
         else:
             short[way][job.token][job.id] = change.result
@@ -511,16 +547,21 @@ class Way(StrEnum):
     LONG = "long"
 
 
+# To find the member of an enum takes Python 3.11 ten times as long as to find a name, and this is asked of every job.
+_SUCCEEDED, _RECORDED = State.SUCCEEDED, Verdict.RECORDED
+_PLAIN, _KEYED, _BATCHED, _LONG_WAY = Way
+
+
 def way_of(job: Claimed, change: Change) -> Way:
     """Say which way an end takes."""
-    if change.state is not State.SUCCEEDED or job.schedule is not None:
-        return Way.LONG
+    if change.state is not _SUCCEEDED or job.schedule is not None:
+        return _LONG_WAY
     if job.key is not None:
-        return Way.KEYED if job.keep_ms > 0 and job.batch_id is None else Way.LONG
+        return _KEYED if job.keep_ms > 0 and job.batch_id is None else _LONG_WAY
     # Earlier attempts left rows that a success with `keep=0` has to take along.
     if job.keep_ms == 0 and job.attempt > 1:
-        return Way.LONG
-    return Way.PLAIN if job.batch_id is None else Way.BATCHED
+        return _LONG_WAY
+    return _PLAIN if job.batch_id is None else _BATCHED
 
 
 def _finish(
@@ -590,11 +631,13 @@ def _without_texts(change: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recorded(rows: Rows) -> dict[str, Verdict]:
-    return {row[0]: Verdict.RECORDED for row in rows}
+    return dict.fromkeys([row[0] for row in rows], _RECORDED)
 
 
 def _further(finishes: Sequence[Finish], answer: dict[str, Verdict], now: int | None) -> Op[dict[str, Verdict]] | None:
     """Finish the long way what the short one of keys did not take: something may have to run next under its key."""
+    if len(answer) == len(finishes):
+        return None
     left = [one for one in finishes if one.job.id not in answer and way_of(one.job, one.change) is Way.KEYED]
     if not left:
         return _settle(finishes, answer)

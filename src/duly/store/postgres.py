@@ -37,7 +37,7 @@ from duly.errors import (
 )
 from duly.store import examine, migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
-from duly.store.gather import Gathering, Outcome, Word, joined, rows_of
+from duly.store.gather import PLAIN, Gathering, Outcome, Word, joined, rows_of
 from duly.store.listen import HINT, ListenWatch
 from duly.store.ops import Op, Rows
 
@@ -69,12 +69,12 @@ _drivers: weakref.WeakSet[PostgresDriver] = weakref.WeakSet()
 # would.
 STEADY_PLANS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_bitmapscan": "off"}
 STEADY = frozenset({
-    "await_claim", "claim", "claim_marked", "enqueue", "expirable", "expired_leases", "extend", "finish_batched",
-    "finish_gone", "finish_keyed", "finish_plain", "head", "heartbeat", "hold_parent", "next_due",
+    "await_claim", "claim", "claim_marked", "enqueue", "enqueue_one", "expirable", "expired_leases", "extend",
+    "finish_batched", "finish_gone", "finish_keyed", "finish_plain", "head", "heartbeat", "hold_parent", "next_due",
     "progress",
 })  # fmt: skip
 # Enqueues that can share a commit: plain ones, also by handlers, and those of one key.
-GATHERED = (("enqueue",), ("hold_parent", "enqueue"), ("reserve_keys", "enqueue_keyed", "key_holders"))
+GATHERED = (*PLAIN, ("hold_parent", "enqueue"), ("reserve_keys", "enqueue_keyed", "key_holders"))
 # What a server says to a name, a password or a host that it will not take tomorrow either.
 REFUSALS = (
     "does not exist",

@@ -5,8 +5,9 @@ commit, then answers them all. While one commit is on its way to the disk the ne
 callers share one sync without any of them waiting for a timer.
 
 Below 3.51.3 a passive checkpoint, the automatic kind, can corrupt the file when it races a commit of another
-connection. So no connection of ours checkpoints by itself: one thread per process does, with TRUNCATE, which
-holds off writers while it works.
+connection. So no connection of ours checkpoints by itself: one thread per process does, with RESTART, which
+holds off writers while it works. The commit that could be raced is the one that begins the log anew, so that thread
+makes it too, before anybody else may checkpoint.
 """
 
 from __future__ import annotations
@@ -37,14 +38,11 @@ from duly.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from duly.store import examine, migrate, statements
+from duly.store import examine, migrate, statements, wal
 from duly.store.driver import About, Driver, Finding, Hook, Point
 from duly.store.gather import Outcome, Waiting, answer, joined, rows_of
 from duly.store.inotify import FileWatch
 from duly.store.ops import Op, Rows
-
-if sys.platform != "win32":
-    import fcntl
 
 log = logging.getLogger("duly.store.sqlite")
 
@@ -55,11 +53,7 @@ BUSY_SECONDS = 5.0
 HELD_UP_TIMES = 4  # as long, while another process is at a checkpoint
 # How often a writer looks whether it can have the lock: at random, so that all who wait have the same chance.
 LOCK_LOOK_SECONDS = (0.0005, 0.004)
-# A checkpoint waits for readers while it holds off writers, so it must give up before they do (see decisions). It waits
-# for those that it finds, and then for those that came meanwhile.
-CHECKPOINT_SECONDS = 4.8
 CHECKPOINT_REST_SECONDS = (5.0, 30.0)  # after the first in vain, each time twice as long, and at most
-CHECKPOINT_BYTES = 16 * 1024 * 1024
 MOST_AT_ONCE = 256
 READERS = 4
 WATCH_BUSY_SECONDS = 0.1
@@ -69,6 +63,8 @@ HAS_OURS = "select exists (select 1 from sqlite_stat1 where tbl glob 'duly_*' an
 FORGET_OURS = "delete from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly_meta'"
 # Other SQLite libraries that a program may bring along, by the names of their modules.
 OTHER_LIBRARIES = ("apsw", "pysqlite3", "sqlcipher3", "pysqlcipher3", "libsql", "libsql_experimental", "turso")
+# Writes a page and changes nothing.
+BEGIN_ANEW = "reindex duly_meta"
 SYNCHRONOUS = {0: "off", 1: "normal", 2: "full", 3: "full"}
 
 # Connections that a forked child inherited. They belong to the parent: using or closing one here would drop its locks.
@@ -204,7 +200,7 @@ class SQLiteDriver(Driver):
 
     def mind_wal(self) -> None:
         """Have the WAL checkpointed if it has grown, after a commit that was not ours."""
-        if is_long(self.wal):
+        if wal.is_long(self.wal):
             self._open().mind_wal()
 
     def _watch(self, on_change: Callable[[], None]) -> FileWatch:
@@ -336,7 +332,6 @@ class _Writer:
 
     def __init__(self, driver: SQLiteDriver) -> None:
         self._driver = driver
-        self._wal = driver.wal
         self._conn = self._connected()
         self._waiting: deque[Waiting] = deque()
         self._wake = threading.Condition()
@@ -345,7 +340,7 @@ class _Writer:
         self._broken = False
         self._stopped = threading.Event()
         self._checkpoint = threading.Event()
-        self._turns = _Turns(self._wal)
+        self._log = wal.Log(driver.wal)
         self._rest_s = CHECKPOINT_REST_SECONDS[0]
         # SQLite would keep them apart as well, but by polling: a commit would sleep on after the checkpoint's end.
         self._one_at_a_time = threading.Lock()
@@ -390,11 +385,11 @@ class _Writer:
         for thread in self._threads:
             thread.join()
         self._conn.close()
-        self._turns.close()
+        self._log.close()
 
     def mind_wal(self) -> None:
         """Wake the checkpointer if the WAL has grown."""
-        if is_long(self._wal):
+        if self._log.is_long():
             self._checkpoint.set()
 
     def _write(self) -> None:
@@ -412,7 +407,7 @@ class _Writer:
         wanted = [one for one in batch if not one.future.cancelled()]
         outcomes: Sequence[Outcome] = []
         try:
-            self._turns.stand_back()
+            self._log.stand_back()
             with self._one_at_a_time:
                 outcomes = self._commit([one.op for one in wanted])
         except BaseException as error:  # whatever it is, nobody may wait for ever
@@ -434,6 +429,7 @@ class _Writer:
         try:
             self._mend()
             self._begin()
+            self._log.make_room()
             answers = self._driver.run_all(self._conn, batch)
             committing = True
             self._commit_with_hook(batch[0].name)
@@ -452,6 +448,7 @@ class _Writer:
     def _mend(self) -> None:
         if self._broken:
             self._conn = self._connected()
+            self._log.renew()
             self._broken = False
 
     def _connected(self) -> sqlite3.Connection:
@@ -462,7 +459,7 @@ class _Writer:
         return conn
 
     def _begin(self) -> None:
-        begin(self._conn, self._driver.busy_s, is_held_up=self._turns.are_taken)
+        begin(self._conn, self._driver.busy_s, is_held_up=self._log.is_taken)
 
     def _commit_with_hook(self, op: str) -> None:
         hook = self._driver.hook
@@ -489,93 +486,36 @@ class _Writer:
             try:
                 if conn is None:
                     conn = self._driver.connect()
-                    conn.execute(f"pragma busy_timeout = {int(CHECKPOINT_SECONDS * 1000)}")
-                with self._turns.mine() as mine:
-                    if mine and is_long(self._wal):
-                        self._cut(conn)
+                    conn.execute(f"pragma busy_timeout = {int(wal.CHECKPOINT_SECONDS * 1000)}")
+                with self._log.mine() as mine:
+                    if mine and self._log.is_long():
+                        self._empty_log(conn)
             except (OSError, sqlite3.Error, DulyError) as error:
                 log.warning("sqlite.checkpoint_failed", extra={"path": str(self._driver.path), "error": str(error)})
                 self._stopped.wait(CHECKPOINT_REST_SECONDS[1])
         if conn is not None:
             conn.close()
 
-    def _cut(self, conn: sqlite3.Connection) -> None:
-        """Write the log into the file and empty it."""
+    def _empty_log(self, conn: sqlite3.Connection) -> None:
+        """Write the log into the file and have it begin anew."""
         with self._one_at_a_time:
-            busy, pages, _ = conn.execute("pragma wal_checkpoint(truncate)").fetchone()
+            busy, pages = self._checkpointed(conn)
         first, longest = CHECKPOINT_REST_SECONDS
         rest, self._rest_s = self._rest_s, min(2 * self._rest_s, longest) if busy else first
         if busy:
             log.info("sqlite.checkpoint_busy", extra={"path": str(self._driver.path), "wal_pages": pages})
             # A reader stays: trying at once again, in this process or in another, would only hold up writers.
-            self._turns.rest()
+            self._log.rest()
             self._stopped.wait(rest)
 
-
-class _Turns:
-    """One process at a time checkpoints, and the others let it: a lock on the log, on which SQLite has none.
-
-    SQLite's own waiting would seldom get the lock that writers take again and again. Who holds this one whole is at
-    work, who shares it rests after it has held up writers in vain.
-    """
-
-    def __init__(self, wal: str) -> None:
-        self._checkpointer, self._writer = _descriptor(wal), _descriptor(wal)
-
-    def close(self) -> None:
-        """Let go of the log."""
-        for descriptor in (self._checkpointer, self._writer):
-            if descriptor is not None:
-                os.close(descriptor)
-
-    @contextmanager
-    def mine(self) -> Iterator[bool]:
-        """Take the turn to checkpoint. False: another is at it, or rests."""
-        took = _lock(self._checkpointer, whole=True)
-        try:
-            yield took
-        finally:
-            _unlock(self._checkpointer)
-
-    def rest(self) -> None:
-        """Keep the turn, and let writers go on."""
-        _unlock(self._checkpointer)
-        _lock(self._checkpointer, whole=False)
-
-    def are_taken(self) -> bool:
-        """Say whether another process is at work."""
-        free = _lock(self._writer, whole=False)
-        _unlock(self._writer)
-        return not free
-
-    def stand_back(self) -> None:
-        """Wait while another checkpoints, as long as that may take."""
-        give_up_at = time.monotonic() + CHECKPOINT_SECONDS
-        while not _lock(self._writer, whole=False) and time.monotonic() < give_up_at:
-            time.sleep(LOCK_LOOK_SECONDS[0])
-        _unlock(self._writer)
-
-
-def _descriptor(wal: str) -> int | None:
-    try:
-        return os.open(wal, os.O_RDONLY)
-    except OSError:  # a file system without shared memory has no log: there SQLite's own locks must do
-        return None
-
-
-def _lock(descriptor: int | None, *, whole: bool) -> bool:
-    if sys.platform == "win32" or descriptor is None:
-        return True
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if whole else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _unlock(descriptor: int | None) -> None:
-    if sys.platform != "win32" and descriptor is not None:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    def _checkpointed(self, conn: sqlite3.Connection) -> tuple[bool, int]:
+        """Checkpoint; tells whether a reader was in the way, and how many pages the log had."""
+        # Written over, a log need not grow: a sync that has no new length to note takes half the time.
+        how = "restart" if self._log.is_worth_keeping() else "truncate"
+        busy, pages, _ = conn.execute(f"pragma wal_checkpoint({how})").fetchone()
+        if how == "restart" and not busy:
+            _begin_anew(conn)
+        return bool(busy), pages
 
 
 class _Sight:
@@ -606,20 +546,21 @@ class _Sight:
         return found.st_dev, found.st_ino
 
 
+def _begin_anew(conn: sqlite3.Connection) -> None:
+    """Commit something, as after a restart it is only the next commit that begins the log anew."""
+    try:
+        conn.execute(BEGIN_ANEW)
+    except sqlite3.OperationalError as error:
+        if not is_busy(error):  # whoever has the lock commits instead
+            raise
+
+
 def data_version(conn: sqlite3.Connection) -> int | None:
     """Read the counter that every commit of another connection changes. None: it cannot be read."""
     try:
         return int(conn.execute("pragma data_version").fetchone()[0])
     except sqlite3.Error:
         return None
-
-
-def is_long(wal: str) -> bool:
-    """Tell whether a WAL has grown so long that it is to be checkpointed."""
-    try:
-        return os.stat(wal).st_size >= CHECKPOINT_BYTES
-    except OSError:  # there is none yet
-        return False
 
 
 @contextmanager
@@ -751,15 +692,14 @@ def other_libraries() -> list[str]:
     return [name for name, module in loaded.items() if getattr(module, "Connection", None) is not sqlite3.Connection]
 
 
-def _look_around(path: Path, wal: str) -> list[Finding]:
+def _look_around(path: Path, log_path: str) -> list[Finding]:
     kind = file_system(path.parent)
     free = shutil.disk_usage(path.parent).free
-    log = os.stat(wal).st_size if os.path.exists(wal) else 0
     return [
         examine.file_system(kind, network=kind in NETWORK),
         examine.room(free, path.stat().st_size),
-        # A log is cut when it has reached its length; four times that means that nobody can.
-        examine.log_length(log, 4 * CHECKPOINT_BYTES),
+        # A log begins anew when it has reached its length; four times that means that it cannot.
+        examine.log_length(wal.length(log_path), 4 * wal.CHECKPOINT_BYTES),
     ]
 
 

@@ -31,6 +31,7 @@ from duly.model import (
 from duly.steps import Steps
 from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
+from duly.store.gather import listed
 from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.postgres import bring_up_to_date
@@ -484,7 +485,7 @@ def _keyed(*keys: str) -> Op[list[Enqueued]]:
 
 
 def _asked(op: Op[list[Enqueued]]) -> list[dict[str, Any]]:
-    jobs: list[dict[str, Any]] = json.loads(op.params["jobs"])
+    jobs: list[dict[str, Any]] = json.loads(listed(op)["jobs"])
     return jobs
 
 
@@ -1673,7 +1674,7 @@ def _into(*keys: str, now: int | None = NOW, **terms: Any) -> Op[list[Enqueued]]
 
 
 def _ids(*made: Op[Any]) -> list[str]:
-    return [job["id"] for op in made for job in json.loads(op.params["jobs"])]
+    return [job["id"] for op in made for job in json.loads(listed(op)["jobs"])]
 
 
 def _go_round(

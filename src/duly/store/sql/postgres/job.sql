@@ -33,6 +33,19 @@ select id, :task, :queue, :priority::int,
             where id = :batch_id::uuid and sealed_at is null
               and (:filling::bigint < 0 or filled = :filling::bigint)));
 
+-- name: enqueue_one
+-- The same for one job which neither a handler nor a batch adds: there is no list to read and nothing to look at first.
+-- Most of what the other one costs for one job is to set up what it might have to do.
+insert into duly.duly_job (
+    id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
+    lease_ms, keep_ms, result_ttl_ms, schedule, on_dead, lane)
+select :id::uuid, :task, :queue, :priority::int,
+       case when coalesce(:due_at::bigint, now + :delay_ms::bigint) <= now then 'ready' else 'scheduled' end,
+       :payload, :envelope, :max_attempts::int, now, coalesce(:due_at::bigint, now + :delay_ms::bigint),
+       coalesce(:expires_at::bigint, now + :expires_ms::bigint), :lease_ms::int, :keep_ms::bigint,
+       :result_ttl_ms::bigint, :schedule, :on_dead, :lane
+  from (select :now as now) as clock;
+
 -- name: hold_parent
 -- A handler enqueues while it holds its own job, or not at all. Answers a row if it does. Differs from SQLite: the row is
 -- held to the end, so that nobody takes the job in between.

@@ -25,6 +25,16 @@ select value ->> 'id', :task, :queue, :priority,
            select 1 from duly_batch
             where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)));
 
+-- name: enqueue_one
+-- The same for one job which neither a handler nor a batch adds: there is no list to read and nothing to look at first.
+insert into duly_job (
+    id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
+    lease_ms, keep_ms, result_ttl_ms, schedule, on_dead, lane)
+values (
+    :id, :task, :queue, :priority, case when coalesce(:due_at, :now + :delay_ms) <= :now then 'ready' else 'scheduled' end,
+    :payload, :envelope, :max_attempts, :now, coalesce(:due_at, :now + :delay_ms),
+    coalesce(:expires_at, :now + :expires_ms), :lease_ms, :keep_ms, :result_ttl_ms, :schedule, :on_dead, :lane);
+
 -- name: hold_parent
 -- A handler enqueues while it holds its own job, or not at all. Answers a row if it does.
 select 1 as held
