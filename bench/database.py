@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import tempfile
 import time
@@ -141,7 +140,7 @@ class SQLiteDatabase(Database):
             for limit in self.limits:
                 limit.checkpoint_after(pages=0)
             yield written
-            written.append(os.stat(f"{self.path}-wal").st_size)
+            written.append(wal.length(f"{self.path}-wal"))
             for limit in self.limits:
                 limit.checkpoint_after(pages=1000)
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from duly import envelope as envelopes
 from duly import keys, steps, tasks
-from duly.context import Lease, current, in_flight, parent
+from duly.context import Lease, current, heed, in_flight, parent
 from duly.errors import BadArguments, BatchNotFound, BatchSealed, ConfigError, KeyConflict
 from duly.filters import checked
 from duly.model import BatchRecord, Enqueued, Envelope, NewJob
@@ -215,6 +215,7 @@ class Batch:
             raise ConfigError(
                 f"{self!r}: fill got {call!r:.60}, which is no call: write batch.fill(task.call(…) for …)"
             )
+        heed()
         return call.task
 
     def _given(self, given: int, taken: Enqueued | None) -> int:

@@ -143,6 +143,13 @@ def parent() -> Held | None:
     return None if lease is None or lease.staged or lease.over else lease.held
 
 
+def heed() -> None:
+    """Raise what tells the handler that enqueues to stop, if it should."""
+    lease = current.get()
+    if lease is not None and not lease.over:
+        lease.check()
+
+
 @dataclass(frozen=True, slots=True)
 class Missed:
     """Due times that nobody fired in time: how many, the first and the last."""

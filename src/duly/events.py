@@ -73,7 +73,7 @@ class Events:
             error=_clipped(change.error),
             reason=change.reason,
             retry_in_ms=change.after_ms if change.state is State.SCHEDULED else None,
-            ran_ms=None if begun_at is None else round((ended_at - begun_at) * 1000, 3),
+            ran_ms=None if begun_at is None else round(((lease.ended_at or ended_at) - begun_at) * 1000, 3),
         )
 
 

@@ -38,10 +38,14 @@ class Overtime:
         """Look now and then, for ever."""
         while True:
             await asyncio.sleep(LOOK_SECONDS if self._limited and self._worker.leases() else IDLE_SECONDS)
-            now = self._worker.clock()
-            for lease in self._worker.leases():
-                if lease.begun_at is not None and not (lease.closed or lease.sent):
-                    self._look(lease, now, lease.begun_at)
+            self.look()
+
+    def look(self) -> None:
+        """Look at every handler that runs; the end of one that has ended may still wait to be recorded."""
+        now = self._worker.clock()
+        for lease in self._worker.leases():
+            if lease.begun_at is not None and not (lease.ended_at or lease.closed or lease.sent):
+                self._look(lease, now, lease.begun_at)
 
     def _look(self, lease: Lease, now: float, begun_at: float) -> None:
         definition = lease.task.definition

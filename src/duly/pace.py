@@ -57,8 +57,9 @@ class Pace:
 
         How long handlers take does not tell how many run at once: those that never wait run one after the other.
         """
+        if now >= self._not_before:  # once for all that waited too long together
+            self._most = max(self._most // 2, self._concurrency)
         self.late(now)
-        self._most = max(self._most // 2, 1)
         self._careful_until = now + CAREFUL_SECONDS
 
     def soon(self, ahead: int) -> int:

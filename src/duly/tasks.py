@@ -20,7 +20,7 @@ import msgspec
 
 from duly import backoff as backoffs
 from duly import codec, envelope, failure, keys, limits, signature
-from duly.context import Ctx, SyncCtx, current
+from duly.context import Ctx, SyncCtx, current, heed
 from duly.durations import Duration, to_ms
 from duly.errors import ConfigError
 from duly.lifecycle import Policy
@@ -312,8 +312,7 @@ class Task(Generic[P, C, R]):
             if version == 1 and using.subject is None and using.correlation_id is None:
                 return _PLAIN
             return Envelope(schema_version=version, correlation_id=using.correlation_id, subject=using.subject)
-        if not lease.over:
-            lease.check()
+        heed()
         said = {"correlation_id": using.correlation_id, "subject": using.subject}
         given = {name: value for name, value in said.items() if value is not None}
         return envelope.child_of(lease.job.envelope, lease.job.id, schema_version=version, **given)
@@ -323,6 +322,7 @@ class Task(Generic[P, C, R]):
         most = CHUNK if self._terms().debounce_ms is None else 1  # of what is debounced, one after the other
         for call in calls:
             self._refuse_foreign(call)
+            heed()
             chunk.append(call)
             if len(chunk) == most:
                 yield self._new_jobs(chunk)

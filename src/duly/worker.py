@@ -287,7 +287,7 @@ class Worker:
 
     async def _leave(self) -> None:
         """Give back what could not end, and say that we have gone."""
-        ended = dict(self._ended)
+        ended = dict(self._ended.copy())  # threads may append meanwhile
         released = Change(State.READY, give_back_attempt=True)
         left = [Finish(lease.job, ended.get(lease, released)) for lease in self._held.values() if not lease.sent]
         if left:
@@ -334,7 +334,8 @@ class Worker:
 
         An operation costs the same whatever it records. While no job waits for a slot, no end waits either.
         """
-        return len(self._ended) >= min(self._slots.waiting, self._soon)
+        # The slot that has just become free takes one of those that wait.
+        return len(self._ended) >= min(self._slots.waiting - 1, self._soon)
 
     def _is_recording(self) -> bool:
         """Say whether ends are on their way to the database."""
@@ -706,6 +707,8 @@ class Worker:
         else:
             self._pace.note(lease.job.task, lease.ended_at - (lease.begun_at or 0.0))
             self._ended.append((lease, self.judged(lease, outcome)))
+            if lease.job.lane is not None:  # the next of its lane cannot begin before
+                self._soon = 0
         if self._is_worth_recording():
             self.poke()
 
@@ -723,6 +726,7 @@ class Worker:
         """Release a job, its attempt uncounted."""
         lease.closed = True
         self._ended.append((lease, runner.change_of(lease, Released(), 0.0)))
+        self._soon = 0  # others may have it
 
     def _give_back_late(self) -> None:
         """Release what was claimed ahead and has not begun in time, or will not because we stop."""
@@ -755,7 +759,7 @@ class Worker:
         now = self.clock()
         if now < self._stop_at:
             return
-        ended = {lease for lease, _ in self._ended}  # and waits until what is on its way is recorded
+        ended = {lease for lease, _ in self._ended.copy()}  # and waits until what is on its way is recorded
         running = [lease for lease in self._held.values() if not (lease.sent or lease.closed or lease in ended)]
         if not self._told:
             self._told = True

@@ -528,7 +528,7 @@ def test_j01_room_is_made_under_the_lock_of_writers(file, monkeypatch):
     """Another may write behind the end of the file until then."""
     locked = []
 
-    def look(path: str, count: int) -> None:
+    def look(path: str, count: int, *, onto: os.stat_result) -> None:
         with closing(sqlite3.connect(file.path, timeout=0, isolation_level=None)) as conn:
             try:
                 conn.execute("begin immediate")
@@ -542,12 +542,37 @@ def test_j01_room_is_made_under_the_lock_of_writers(file, monkeypatch):
 
 
 def test_j01_a_log_that_no_room_can_be_made_for_is_written_all_the_same(file, monkeypatch):
-    def full(path: str, count: int) -> None:
+    def full(path: str, count: int, *, onto: os.stat_result) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(wal, "_append_zeros", full)
     [job_id] = file.enqueue()
     assert file.state(job_id) == "ready"
+
+
+def test_j01_no_room_is_made_in_a_file_that_was_put_in_its_place(file, tmp_path):
+    file.enqueue()
+    os.rename(file.driver.wal, tmp_path / "moved-wal")
+    Path(file.driver.wal).write_bytes(b"somebody else's")
+    log = wal.Log(file.driver.wal)
+    try:
+        onto = os.stat(tmp_path / "moved-wal")
+        wal._append_zeros(file.driver.wal, 1000, onto=onto)
+        assert Path(file.driver.wal).read_bytes() == b"somebody else's"
+        wal._append_zeros(file.driver.wal, 1000, onto=os.stat(file.driver.wal))
+        assert os.stat(file.driver.wal).st_size > 1000
+    finally:
+        log.close()
+        os.replace(tmp_path / "moved-wal", file.driver.wal)
+
+
+def test_j01_a_log_that_has_not_begun_does_not_grow_by_what_changes_nothing(tmp_path):
+    SQLiteStore(tmp_path / "duly.db").close()
+    store = SQLiteStore(tmp_path / "duly.db")
+    for _ in range(20):
+        assert store.claim() == []
+    assert os.stat(store.driver.wal).st_size <= wal.ROOM_BYTES + 5000
+    store.close()
 
 
 def copied(store: SQLiteStore) -> Path:
@@ -635,7 +660,7 @@ def test_j01_a_log_is_as_long_as_what_was_written_since_it_began_anew(tmp_path, 
     conn.close()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\x37\x7f\x06\x82", bytes(20), bytes(40)])
+@pytest.mark.parametrize("content", [None, b"", b"\x37\x7f\x06\x82", bytes(20), bytes(300_000)])
 def test_j01_a_log_in_which_nothing_stands_is_not_long(tmp_path, content):
     path = tmp_path / "duly.db-wal"
     if content is not None:

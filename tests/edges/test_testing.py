@@ -387,6 +387,21 @@ def test_what_is_enqueued_and_finished_on_a_callers_connection_is_dated_too(app:
             assert record.result == "paid"
 
 
+def test_a_frozen_clock_also_holds_for_enqueues_that_share_a_commit(isolated: Duly) -> None:
+    @isolated.task
+    async def work(n: int) -> None: ...
+
+    async def many() -> None:
+        await asyncio.gather(*(work.aenqueue(number) for number in range(30)))
+
+    work.enqueue(0)  # the file is open
+    with testing.frozen(isolated, NOON):
+        asyncio.run(many())
+        made = [job.created_at for job in isolated.list(limit=100)]
+    assert len(made) == 31
+    assert sum(at == made[0] for at in made) >= 30
+
+
 def test_what_is_due_next_counts_from_the_frozen_clock_without_a_database_too(app: Duly) -> None:
     @app.every("0 12 * * *")
     def daily() -> None: ...

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from duly import Duly
+from duly import Duly, SyncCtx
+from duly.context import Asked, current
 from duly.errors import StoreUnavailable
 from duly.store.ops import Op
 from duly.tasks import CHUNK, Call, Task
@@ -86,3 +87,29 @@ def test_a_thousand_that_cannot_be_written_is_told_and_none_is_sent_after_it(app
     app.driver.run = run  # type: ignore[method-assign]
     assert sent == ["enqueue"]
     assert app.list() == []
+
+
+@pytest.mark.parametrize("way", ["enqueue_many", "fill"])
+def test_a_handler_that_enqueues_many_hears_at_the_next_call_that_it_is_asked_to_stop(app: Duly, way: str) -> None:
+    work, made = numbered(app), 0
+
+    def calls(lease: Any) -> Iterator[Call[Any]]:
+        nonlocal made
+        for number in range(CHUNK):
+            if number == 3:
+                lease.asked = Asked.CANCEL
+            made += 1
+            yield work.call(number)
+
+    @app.task
+    def parent(ctx: SyncCtx) -> None:
+        lease = current.get()
+        if way == "fill":
+            with app.batch("b") as batch:
+                batch.fill(calls(lease))
+        work.enqueue_many(calls(lease))
+
+    parent.enqueue()
+    app.run(drain=True, signals=False)
+    assert made == 4
+    assert [job.task for job in app.list(limit=10)] == ["parent"]

@@ -159,17 +159,18 @@ def test_who_claimed_too_far_ahead_claims_half_as_far_for_a_while() -> None:
         pace.note("quick", 0.0001)
     assert pace.ahead(0.0)[0] == MOST_AHEAD
     pace.too_far(1.0)
-    pace.too_far(2.0)
+    pace.too_far(1.1)  # of the same mishap
+    pace.too_far(2.1)
     assert pace.ahead(2.5) == (0, frozenset())
-    assert pace.ahead(3.5)[0] == MOST_AHEAD // 4
+    assert pace.ahead(3.2)[0] == MOST_AHEAD // 4
     assert pace.ahead(61.0)[0] == MOST_AHEAD // 4
     assert [pace.ahead(now)[0] for now in (62.5, 63.0, 122.0, 123.0)] == [
         MOST_AHEAD // 2, MOST_AHEAD // 2, MOST_AHEAD // 2, MOST_AHEAD,
     ]  # fmt: skip
     for now in range(200, 220):
         pace.too_far(float(now))
-    assert pace.ahead(221.0)[0] == 1
-    assert pace.ahead(1e9)[0] == 2
+    assert pace.ahead(221.0)[0] == 10  # no fewer than there are slots
+    assert pace.ahead(1e9)[0] == 20
 
 
 def test_what_is_claimed_ahead_fits_into_memory_and_into_a_tenth_of_a_second() -> None:

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from duly import Duly
-from duly.context import current
+from duly.context import Asked, Lease, current
 from duly.lifecycle import DONE
-from duly.model import Failed, Failure, State
+from duly.model import Failed, Failure, State, Succeeded
+from duly.overtime import Overtime
 from duly.pace import MOST_AHEAD
 from duly.store import ops
 from duly.store.ops import Op
@@ -212,6 +213,63 @@ def test_no_end_waits_for_a_job_that_turns_out_to_be_slow(app: Duly, kind: str) 
     worker._how_long = lambda: SECONDS  # type: ignore[method-assign]
     asyncio.run(asyncio.wait_for(worker.run(), SECONDS))
     assert [job.attempt for job in app.list(state="succeeded")] == [1] * 7
+
+
+def test_an_end_that_waits_to_be_recorded_is_not_looked_at_for_its_timeout(app: Duly) -> None:
+    asked: list[Any] = []
+
+    @app.task(timeout="1s")
+    async def done() -> None: ...
+
+    def lease(**more: Any) -> SimpleNamespace:
+        usual = {"begun_at": 0.0, "ended_at": 0.0, "closed": False, "sent": False, "asked": None, "task": done}
+        return SimpleNamespace(**{**usual, **more})
+
+    runs, has_ended = lease(), lease(ended_at=0.5)
+    worker: Any = SimpleNamespace(
+        app=app, clock=lambda: 100.0, leases=lambda: [runs, has_ended], ask=lambda *said: asked.append(said)
+    )
+    Overtime(worker).look()
+    assert asked == [(runs, Asked.TIMEOUT)]
+
+
+def test_an_end_is_not_held_back_which_others_can_have_something_of(app: Duly) -> None:
+    """The next of a lane, or whoever claims what was given back."""
+    worker = Worker(app, signals=False)
+    worker.poke = lambda: None  # type: ignore[method-assign]
+    for number in range(9):
+        worker._slots.put(number)  # type: ignore[arg-type]
+    task: Any = SimpleNamespace(definition=SimpleNamespace(policy=None))
+    for lane, worth in ((None, False), ("work:x", True)):
+        worker._soon = 5
+        job: Any = SimpleNamespace(id="j", task="t", lane=lane, attempt=1, max_attempts=5, crashes=0)
+        worker.ended(Lease(job, task, app.driver, "duly", 0.0), Succeeded())
+        assert worker._is_worth_recording() is worth
+    worker._ended.clear()
+    worker._soon = 5
+    worker.give_back(Lease(job, task, app.driver, "duly", 0.0))
+    assert worker._is_worth_recording()
+
+
+def test_what_is_told_of_a_job_is_how_long_it_ran_and_not_how_long_its_end_took(app: Duly) -> None:
+    ran: list[float] = []
+
+    @app.task
+    async def quick() -> None: ...
+
+    @app.events.listen
+    def hear(name: str, fields: Any) -> None:
+        if name == "job.succeeded":
+            ran.append(fields["ran_ms"])
+
+    async def for_a_while(op: Op[Any]) -> None:
+        await asyncio.sleep(0.3)
+
+    quick.enqueue()
+    slowed(app, "finish", for_a_while)
+    asyncio.run(drained(app))
+    assert len(ran) == 1
+    assert ran[0] < 300
 
 
 def test_what_could_not_begin_in_time_has_the_worker_claim_half_as_far_ahead(app: Duly) -> None:

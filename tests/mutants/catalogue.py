@@ -17,21 +17,75 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "src/duly/pace.py",
+        "        if now >= self._not_before:  # once for all",
+        "        if True:  # once for all",
+        "tests/engine/test_rescuing.py -k too_far_ahead",
+    ),
+    Mutant(
+        "src/duly/overtime.py",
+        "not (lease.ended_at or lease.closed or lease.sent)",
+        "not (lease.closed or lease.sent)",
+        "tests/engine/test_turns.py -k not_looked_at_for_its_timeout",
+    ),
+    Mutant(
         "src/duly/worker.py",
-        "return len(self._ended) >= min(self._slots.waiting, self._soon)",
+        "            if lease.job.lane is not None:  # the next of its lane cannot begin before\n                self._soon = 0\n",
+        "",
+        "tests/engine/test_turns.py -k others_can_have",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "        self._soon = 0  # others may have it\n",
+        "",
+        "tests/engine/test_turns.py -k others_can_have",
+    ),
+    Mutant(
+        "src/duly/events.py",
+        "(lease.ended_at or ended_at)",
+        "ended_at",
+        "tests/engine/test_turns.py -k how_long_it_ran",
+    ),
+    Mutant(
+        "src/duly/store/gather.py",
+        'return {**op.again.params, "now": op.params["now"]}',
+        "return op.again.params",
+        "tests/edges/test_testing.py -k frozen_clock_also_holds",
+    ),
+    Mutant(
+        "src/duly/tasks.py",
+        "            heed()\n            chunk.append(call)\n",
+        "            chunk.append(call)\n",
+        "tests/engine/test_bulk.py -k asked_to_stop",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
+        "        if os.path.samestat(os.fstat(log), onto):",
+        "        if True:",
+        "tests/contract/test_hazards.py -k put_in_its_place",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
+        "    if header[:4] not in MAGIC:",
+        "    if False:",
+        "tests/contract/test_hazards.py -k nothing_stands",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "return len(self._ended) >= min(self._slots.waiting - 1, self._soon)",
         "return True",
         "tests/engine/test_turns.py -k recorded_together",
     ),
     Mutant(
         "src/duly/worker.py",
-        "return len(self._ended) >= min(self._slots.waiting, self._soon)",
+        "return len(self._ended) >= min(self._slots.waiting - 1, self._soon)",
         "return len(self._ended) >= self._soon",
         "tests/engine/test_turns.py -k turns_out_to_be_slow",
     ),
     Mutant(
         "src/duly/pace.py",
-        "        self._most = max(self._most // 2, 1)\n",
-        "",
+        "            self._most = max(self._most // 2, self._concurrency)\n",
+        "            pass\n",
         "tests/engine/test_rescuing.py -k too_far_ahead",
     ),
     Mutant(

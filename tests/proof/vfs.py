@@ -98,10 +98,10 @@ def recording(seed: int) -> Iterator[list[Event]]:
     store.sqlite3 = _Library(recorder)
     append = wal._append_zeros
 
-    def appended(path: str, count: int) -> None:
+    def appended(path: str, count: int, *, onto: os.stat_result) -> None:
         """Write down what is written past SQLite."""
         recorder.log.append(Event("write", os.path.basename(path), os.stat(path).st_size, bytes(count)))
-        append(path, count)
+        append(path, count, onto=onto)
 
     wal._append_zeros = appended
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import tempfile
@@ -17,6 +16,7 @@ import msgspec
 from duly.bench.place import Limit, Place, app_arguments, now_ms
 from duly.errors import ConfigError
 from duly.settings import Settings
+from duly.store import wal
 from duly.store.sqlite import SQLiteDriver, check_host, file_system
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
@@ -101,7 +101,7 @@ class SQLitePlace(Place):
 
     def wal_bytes(self) -> int:
         """Say how long the log is: it only grows while nobody checkpoints."""
-        return os.stat(f"{self.path}-wal").st_size
+        return wal.length(f"{self.path}-wal")
 
     def describe(self) -> dict[str, Any]:
         """Say which library, how it syncs, and on what kind of file system."""

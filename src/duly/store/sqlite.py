@@ -548,11 +548,15 @@ class _Sight:
 
 def _begin_anew(conn: sqlite3.Connection) -> None:
     """Commit something, as after a restart it is only the next commit that begins the log anew."""
+    [[patience]] = conn.execute("pragma busy_timeout").fetchall()
+    conn.execute("pragma busy_timeout = 50")  # ms: all other writers wait for us
     try:
         conn.execute(BEGIN_ANEW)
     except sqlite3.OperationalError as error:
         if not is_busy(error):  # whoever has the lock commits instead
             raise
+    finally:
+        conn.execute(f"pragma busy_timeout = {patience}")
 
 
 def data_version(conn: sqlite3.Connection) -> int | None:

@@ -27,6 +27,7 @@ LOOK_SECONDS = 0.0005
 ROOM_BYTES, LITTLE_ROOM_BYTES = 256 * 1024, 32 * 1024  # by which the file grows, and with how much left
 
 HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
+MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")  # by which a log begins
 
 
 class Log:
@@ -64,10 +65,12 @@ class Log:
 
         Nobody else writes to the log then, and behind the end of the file nothing stands that could be lost.
         """
-        size = CHECKPOINT_BYTES if self._writer is None else os.fstat(self._writer).st_size
+        if self._writer is None:
+            return
+        size = os.fstat(self._writer).st_size
         if size < CHECKPOINT_BYTES and (size < ROOM_BYTES or self._has_little_room(size)):
             with suppress(OSError):  # a full disk, say: it is SQLite that has to tell
-                _append_zeros(self._path, ROOM_BYTES)
+                _append_zeros(self._path, ROOM_BYTES, onto=os.fstat(self._writer))
 
     def _has_little_room(self, size: int) -> bool:
         assert self._writer is not None
@@ -76,7 +79,8 @@ class Log:
 
     def is_worth_keeping(self) -> bool:
         """Tell whether the file is to keep its length when the log begins anew."""
-        return os.stat(self._path).st_size <= MOST_KEPT_BYTES
+        found = os.stat(self._path) if self._writer is None else os.fstat(self._writer)
+        return found.st_size <= MOST_KEPT_BYTES
 
     @contextmanager
     def mine(self) -> Iterator[bool]:
@@ -145,6 +149,8 @@ def _is_of_now(log: int, number: int, header: bytes) -> bool:
 
     All such frames have the salt of the header, which is another one each time. What lies behind them is older.
     """
+    if header[:4] not in MAGIC:  # zeros, in which no log has begun
+        return False
     frame = _read(log, FRAME_HEADER_BYTES, HEADER_BYTES + number * _frame_bytes(header))
     return bool(frame) and frame[8:16] == header[16:24]
 
@@ -163,10 +169,11 @@ def _read(descriptor: int, count: int, place: int) -> bytes:
         return b""
 
 
-def _append_zeros(path: str, count: int) -> None:
+def _append_zeros(path: str, count: int, *, onto: os.stat_result) -> None:
     log = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(log, bytes(count))
+        if os.path.samestat(os.fstat(log), onto):  # not if another file was put in its place
+            os.write(log, bytes(count))
     finally:
         os.close(log)
 

@@ -1202,7 +1202,7 @@ def _filling(made: Made, sizes: Sequence[int]) -> Script:
     def step(answers: list[Any]) -> Op[Any] | None:
         if not answers:
             places = iter(range(PLACES))
-            chunks = [[work._called(work.call(n)) for n in islice(places, size)] for size in sizes]
+            chunks = [work._new_jobs([work.call(n) for n in islice(places, size)]) for size in sizes]
             batch = Batch(app, batches.open_batch(made.id, "b", key="k"))
             batch._opened, batch._place = batches.Opened(made.id, "b", "k", 0), 0
             going[:] = [batch._adding(work, chunks, 0)]

@@ -19,6 +19,7 @@ alter table duly.duly_job
     add constraint shape_of_its_state check (
         (token is null) = (state <> 'running') and (lease_until is null) = (token is null)
         and (finished_at is null) = (state = any ('{ready,running,scheduled,waiting}'))
+        and (finished_at is not null) = (state = any ('{succeeded,partial,dead,cancelled}'))
         and (due_at is not null or state <> all ('{ready,scheduled}'))
         and attempt >= (token is not null)::int
         and attempt <= max_attempts - (token is null and finished_at is null)::int) not valid;
