@@ -464,8 +464,14 @@ class Worker:
             self._note_busy(claimed)
 
     def _further(self, queue: str, ahead: int) -> int:
-        """Say how many jobs beyond the free slots to claim of a queue: none until a part of them has begun."""
-        return 0 if self.queues[queue] or self._slots.waiting > ahead - ahead // PARTS else ahead
+        """Say how many jobs beyond the free slots to claim of a queue: none until a part of them has begun.
+
+        Of a queue with a limit as many as that leaves, or it would have no turn behind those that are claimed ahead.
+        """
+        limit = self.queues[queue]
+        if limit is not None and ahead:
+            return max(0, min(limit, self.concurrency) - self._held_of(queue) - self._room(queue))
+        return 0 if self._slots.waiting > ahead - ahead // PARTS else ahead
 
     async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
         """Claim for the free slots, and of quick tasks beyond them."""
@@ -569,8 +575,11 @@ class Worker:
         room = self.concurrency - (self._in_slots() - self._being_recorded) - len(self._stuck)
         limit = self.queues[queue]
         if limit is not None:
-            room = min(room, limit - sum(lease.job.queue == queue for lease in self._held.values()))
+            room = min(room, limit - self._held_of(queue))
         return room
+
+    def _held_of(self, queue: str) -> int:
+        return sum(lease.job.queue == queue for lease in self._held.values())
 
     @property
     def idle_slots(self) -> int:

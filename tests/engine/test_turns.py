@@ -272,6 +272,35 @@ def test_what_is_told_of_a_job_is_how_long_it_ran_and_not_how_long_its_end_took(
     assert ran[0] < 300
 
 
+def test_a_queue_with_a_limit_has_its_turn_beside_one_that_is_claimed_ahead(app: Duly) -> None:
+    ran: list[str] = []
+
+    @app.task
+    async def many(n: int) -> None:
+        ran.append("many")
+
+    @app.task(queue="few")
+    async def few(n: int) -> None:
+        ran.append("few")
+
+    many.enqueue_many(many.call(n) for n in range(600))
+    few.enqueue_many(few.call(n) for n in range(12))
+    worker = Worker(app, signals=False, drain=True, concurrency=2, queues={"default": None, "few": 1})
+    worker._pace.ahead = lambda now: (60, frozenset(app.tasks))  # type: ignore[method-assign]
+    most, hold = 0, worker._hold
+
+    def watched(jobs: Any) -> Any:
+        nonlocal most
+        leases = hold(jobs)
+        most = max(most, worker._held_of("few"))
+        return leases
+
+    worker._hold = watched  # type: ignore[method-assign]
+    asyncio.run(asyncio.wait_for(worker.run(), SECONDS))
+    assert (ran.count("many"), ran.count("few"), most) == (600, 12, 1)
+    assert ran[:500].count("few") >= 5
+
+
 def test_what_could_not_begin_in_time_has_the_worker_claim_half_as_far_ahead(app: Duly) -> None:
     now, given_back = 1000.0, []
     worker = Worker(app, signals=False, clock=lambda: now)

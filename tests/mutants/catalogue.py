@@ -17,6 +17,12 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "src/duly/worker.py",
+        "            return max(0, min(limit, self.concurrency) - self._held_of(queue) - self._room(queue))\n",
+        "            return 0\n",
+        "tests/engine/test_turns.py -k has_its_turn_beside",
+    ),
+    Mutant(
         "src/duly/pace.py",
         "        if now >= self._not_before:  # once for all",
         "        if True:  # once for all",
@@ -3053,8 +3059,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        "            room = min(room, limit - sum(",
-        "            room = min(room, 99 - sum(",
+        "            room = min(room, limit - self._held_of(queue))\n",
+        "            pass\n",
         "tests/engine/test_worker.py -k no_more_at_once",
     ),
     Mutant(
