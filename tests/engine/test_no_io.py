@@ -41,7 +41,8 @@ def python(script: str, *args: str, cwd: Path) -> str:
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *args],
         cwd=cwd,
-        env={"PYTHONPATH": str(SRC), "PATH": ""},
+        # Nor does Python itself write what it has compiled, as it would in a new clone.
+        env={"PYTHONPATH": str(SRC), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -183,7 +184,8 @@ def test_spawned_processes_enqueue_too(url: str, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", "main.py"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(SRC), "PATH": ""},
+        # Nor does Python itself write what it has compiled, as it would in a new clone.
+        env={"PYTHONPATH": str(SRC), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=90,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from duly.model import Enqueued, NewJob, Terms, Verdict
+from duly.model import Enqueued, NewJob, Verdict
 from duly.pace import LATE_SECONDS
 from duly.schedule import Mode, next_after
 from duly.store import batches, lanes, ops, schedules
@@ -109,10 +109,10 @@ breaks.python("sim:spins_without_a_slot", Worker, "_how_long", _how_long)
 plant("key_taken_twice", ("reserve_keys", FREE, "where true"))
 
 
-def _check_then_run(terms: Terms, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
+def _check_then_run(accepted: Any, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
     """Look whether the key is free, and take it a moment later."""
-    run = _enqueue_keyed(terms, jobs, now)
-    if terms.batch_id is not None:  # which is counted with the job, in one operation
+    run = _enqueue_keyed(accepted, jobs, now)
+    if accepted.terms.batch_id is not None:  # which is counted with the job, in one operation
         return run
     params: Mapping[str, Any] = run.params
     look = Op("enqueue", ("key_holders",), params, run.read, writes=False)
