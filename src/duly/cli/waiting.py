@@ -30,6 +30,7 @@ log = logging.getLogger("duly.worker")
 
 TICK_S = 1.0
 PAUSES_S = (1, 2, 4, 8, 15)
+JOIN_S = 0.2
 # What stays as it is until somebody acts: a file that may not be opened or written.
 CLOSED_FILES = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
 
@@ -133,6 +134,8 @@ class Wait:
 
     def _leave(self) -> None:
         self._wipe()
+        self._over.set()
+        self._company.join(JOIN_S)  # or it would give one more sign of life; it may wait for a lock of ours
         self._pulse.end()
         leave(self._ending.idle_code)
 
