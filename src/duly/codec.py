@@ -272,7 +272,7 @@ _RAW = msgspec.json.Decoder(msgspec.Raw)
 
 def check_size(payload: str, task: str, *, limit: int = MAX_PAYLOAD) -> None:
     """Refuse a payload that is too large to travel inline."""
-    if len(payload) <= limit // 4:  # which is as long as it can get
+    if len(payload) <= limit // 4:  # a character is four bytes at most
         return
     size = len(payload) if payload.isascii() else len(payload.encode())
     if size > limit:
