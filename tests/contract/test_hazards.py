@@ -511,6 +511,19 @@ def test_j01_the_file_of_a_new_log_grows_by_many_commits_at_a_time(file):
     conn.close()
 
 
+def test_j01_a_commit_asks_for_no_times_of_the_log(file, monkeypatch):
+    """After such a question Linux dates the next write exactly, which took a third of the time of a lone enqueue."""
+    file.enqueue()
+    asked = []
+    for name in ("stat", "lstat", "fstat"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *of, real=real, **how: asked.append(of) or real(*of, **how))
+    file.enqueue()
+    assert asked == []
+    os.stat(file.path)
+    assert asked == [(file.path,)]
+
+
 def test_j01_room_is_made_only_behind_what_others_have_written(file, monkeypatch):
     """Two writers in turns, each of whom makes room at every commit."""
     monkeypatch.setattr(wal, "ROOM_BYTES", 5000)

@@ -66,6 +66,12 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/wal.py",
+        "    return os.lseek(log, 0, os.SEEK_END)\n",
+        "    return os.fstat(log).st_size\n",
+        "tests/contract/test_hazards.py -k asks_for_no_times",
+    ),
+    Mutant(
+        "src/duly/store/wal.py",
         "        if os.path.samestat(os.fstat(log), onto):",
         "        if True:",
         "tests/contract/test_hazards.py -k put_in_its_place",
@@ -336,8 +342,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "        if not self._open().lead(waiting):\n",
-        "        if True:\n",
+        "        outcome = self._open().lead(op)\n",
+        "        outcome = self._open() and None\n",
         "tests/contract/test_sqlite_gather.py -k own_thread",
     ),
     Mutant(

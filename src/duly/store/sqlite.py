@@ -114,11 +114,12 @@ class SQLiteDriver(Driver):
         """Run `op` once: a read on a connection of its own, a write through the writer."""
         if not op.writes:
             return self._read(op)
-        future: Future[Outcome] = Future()
-        waiting = Waiting(op, future)
-        if not self._open().lead(waiting):
-            self._submit(waiting)
-        return rows_of(future.result())
+        outcome = self._open().lead(op)
+        if outcome is None:
+            future: Future[Outcome] = Future()
+            self._submit(Waiting(op, future))
+            outcome = future.result()
+        return rows_of(outcome)
 
     async def aexecute(self, op: Op[Any]) -> Rows:
         """Run `op` once, without blocking the event loop."""
@@ -351,14 +352,15 @@ class _Writer:
         for thread in self._threads:
             thread.start()
 
-    def lead(self, waiting: Waiting) -> bool:
-        """Write in the thread that asks, which then has its answer. False: somebody else writes, or waits to."""
+    def lead(self, op: Op[Any]) -> Outcome | None:
+        """Write in the thread that asks. None: somebody else writes, or waits to."""
         with self._wake:
             if self._led or self._waiting or self._stopping:
-                return False
+                return None
             self._led = True
-        self._serve([waiting])
-        return True
+        [outcome] = self._serve([op])
+        self.mind_wal()
+        return outcome
 
     def submit(self, waiting: Waiting) -> bool:
         """Hand in an operation; its answer comes when it is durable. False: this writer is closing.
@@ -394,7 +396,10 @@ class _Writer:
 
     def _write(self) -> None:
         while batch := self._take():
-            self._serve(batch)
+            # Who went away before we began is not served; from here on nobody can take his request back.
+            wanted = [one for one in batch if not one.future.cancelled()]
+            answer(wanted, self._serve([one.op for one in wanted]))
+            self.mind_wal()
 
     def _take(self) -> list[Waiting]:
         with self._wake:
@@ -402,24 +407,19 @@ class _Writer:
             self._led = True
             return [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
 
-    def _serve(self, batch: Sequence[Waiting]) -> None:
-        # Who went away before we began is not served; from here on nobody can take his request back.
-        wanted = [one for one in batch if not one.future.cancelled()]
-        outcomes: Sequence[Outcome] = []
+    def _serve(self, batch: Sequence[Op[Any]]) -> Sequence[Outcome]:
         try:
             self._log.stand_back()
             with self._one_at_a_time:
-                outcomes = self._commit([one.op for one in wanted])
+                return self._commit(batch)
         except BaseException as error:  # whatever it is, nobody may wait for ever
             self._roll_back()
-            outcomes = [error] * len(wanted)
+            return [error] * len(batch)
         finally:
-            answer(wanted, outcomes)
             with self._wake:
                 self._led = False
                 if self._waiting or self._stopping:
                     self._wake.notify()
-        self.mind_wal()
 
     def _commit(self, batch: Sequence[Op[Any]]) -> Sequence[Outcome]:
         """Run a batch in one transaction; if that fails, one by one, so that only the guilty fails."""
