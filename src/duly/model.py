@@ -243,7 +243,10 @@ class TaskLimits(Struct, frozen=True):
 
 
 class Verdict(StrEnum):
-    """What became of a write that named a token."""
+    """What became of a write that named a token.
+
+    Of a list of which not all was recorded, what was recorded may be answered ALREADY or GONE too.
+    """
 
     RECORDED = "recorded"
     ALREADY = "already"

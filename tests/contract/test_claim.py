@@ -476,7 +476,7 @@ def test_j09_the_jobs_of_a_batch_are_judged_each_on_its_own(store: Store) -> Non
     change = Change(State.SUCCEEDED)
     verdicts = store.run(ops.finish([Finish(job, change) for job in (lost, gone, done, mine)], now=store.now))
     assert (verdicts[lost.id], verdicts[gone.id], verdicts[done.id]) == ("lost", "gone", "already")
-    assert written(store, verdicts[mine.id])
+    assert verdicts[mine.id] in ("recorded", "already")  # plain successes are only counted, then asked about
     assert [store.state(job.id) for job in (lost, gone, done, mine)] == ["running", None, "succeeded", "succeeded"]
 
 

@@ -330,6 +330,9 @@ def test_both_dialects_take_the_same_parameters_in_each_section() -> None:
         assert taken[0] == taken[1] | HANDED_ON.get(section, set()), section
 
 
+AS_ONE_VALUE = {"claim", "claim_marked"}  # on SQLite each job comes as one JSON
+
+
 def test_both_databases_answer_with_the_same_columns_each_named_once(tmp_path: Path, postgres_url: str) -> None:
     """D1 answers with objects: of two columns that share a name, one would be lost."""
     driver = SQLiteDriver(tmp_path / "duly.db")
@@ -346,7 +349,7 @@ def test_both_databases_answer_with_the_same_columns_each_named_once(tmp_path: P
                 columns[dialect] = [[column[0] for column in c.description] for c in cursors if c.description]
                 for cursor in cursors:
                     cursor.close()
-            assert columns["sqlite"] == columns["postgres"], section
+            assert section in AS_ONE_VALUE or columns["sqlite"] == columns["postgres"], section
             for names in columns["sqlite"]:
                 assert len(set(names)) == len(names), section
                 answering += 1

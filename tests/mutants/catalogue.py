@@ -65,6 +65,18 @@ MUTANTS = [
         "tests/engine/test_bulk.py -k asked_to_stop",
     ),
     Mutant(
+        "src/duly/store/ops.py",
+        "named + recorded if counted == len(recorded) else named",
+        "named + recorded",
+        "tests/contract/test_claim.py -k judged_each_on_its_own",
+    ),
+    Mutant(
+        "src/duly/store/lanes.py",
+        "jobs = ops.claimed(recalled or [",
+        "jobs = ops.claimed([",
+        "tests/contract/test_lanes.py -k whose_answer_was_lost",
+    ),
+    Mutant(
         "src/duly/store/wal.py",
         "    return os.lseek(log, 0, os.SEEK_END)\n",
         "    return os.fstat(log).st_size\n",
@@ -1944,8 +1956,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "            self._roll_back()\n            outcomes = [error]",
-        "            outcomes = [error]",
+        "            self._roll_back()\n            return [error]",
+        "            return [error]",
         "tests/contract/test_hazards.py -k whatever_befalls",
     ),
     Mutant(
@@ -2429,8 +2441,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/postgres/job.sql",
-        "input.token\n   and state = 'running' and keep_ms",
-        "duly_job.token\n   and state = 'running' and keep_ms",
+        "input.token\n       and state = 'running' and keep_ms = 0",
+        "duly_job.token\n       and state = 'running' and keep_ms = 0",
         "tests/contract/test_hazards.py -k stale_token_ends",
     ),
     Mutant(

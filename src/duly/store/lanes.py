@@ -75,8 +75,9 @@ def claim(
 
 def _taken(rows: Rows) -> Taken:
     cut = {row[0]: row[1] for row in rows if len(row) == len(("task", "lane"))}
-    said = [bool(row[0]) for row in rows if len(row) == len(("passed_by",))]
-    jobs = ops.claimed([row for row in rows if len(row) > len(("task", "lane"))])
+    said = [bool(row[0]) for row in rows if len(row) == len(("passed_by",)) and not isinstance(row[0], str)]
+    recalled = [row for row in rows if len(row) == len(("job",)) and isinstance(row[0], str)]
+    jobs = ops.claimed(recalled or [row for row in rows if len(row) > len(("task", "lane"))])
     return Taken(jobs, cut, passed_by=any(said), known=bool(said))
 
 

@@ -483,7 +483,9 @@ def recall(token: int) -> Op[list[Claimed]]:
 
 
 def claimed(rows: Rows) -> list[Claimed]:
-    """Read jobs on lease."""
+    """Read jobs on lease, each a row of its values or of all of them as one."""
+    if rows and len(rows[0]) == 1:
+        rows = msgspec.json.decode(f"[{','.join([row[0] for row in rows])}]")
     return [
         Claimed(*row[:6], envelopes.unpack(row[6]), *row[7:11], bool(row[11]), *row[12:])  # type: ignore[call-arg]
         for row in rows
@@ -588,7 +590,11 @@ def _finish(
         params.setdefault("ids", json_text(list(dict.fromkeys(finish.job.id for finish in finishes))))
         sections = ("lock_jobs", *sections)
     wakes = any(change["state"] == "ready" for change in rest)
-    return Op("finish", sections, params, _recorded, wakes=wakes, follow=lambda answer: _further(finishes, answer, now))
+
+    def read(rows: Rows) -> dict[str, Verdict]:
+        return _recorded(rows, short.get(_PLAIN, {}).values())
+
+    return Op("finish", sections, params, read, wakes=wakes, follow=lambda answer: _further(finishes, answer, now))
 
 
 def release(jobs: Iterable[Claimed], *, now: int | None = None) -> Op[dict[str, Verdict]]:
@@ -630,8 +636,15 @@ def _without_texts(change: dict[str, Any]) -> dict[str, Any]:
     return {**change, "reason": None, "error": change["kind"], "traceback": None}
 
 
-def _recorded(rows: Rows) -> dict[str, Verdict]:
-    return dict.fromkeys([row[0] for row in rows], _RECORDED)
+def _recorded(rows: Rows, plain: Iterable[Mapping[str, Any]]) -> dict[str, Verdict]:
+    """Read which ends were recorded: they are named, but the plain ones are only counted.
+
+    If some of those were not, none of them is taken for recorded here. It is asked then what became of each.
+    """
+    named = [row[0] for row in rows if isinstance(row[0], str)]
+    counted = sum(row[0] for row in rows if isinstance(row[0], int))
+    recorded = [job_id for held in plain for job_id in held]
+    return dict.fromkeys(named + recorded if counted == len(recorded) else named, _RECORDED)
 
 
 def _further(finishes: Sequence[Finish], answer: dict[str, Verdict], now: int | None) -> Op[dict[str, Verdict]] | None:

@@ -523,7 +523,7 @@ kept as (
      cross join clock
      where keep_ms > 0
 )
-select id::text from gone;
+select count(*)::int as recorded from gone;
 
 -- name: finish_gone
 -- The same for a turn of jobs that all leave nothing behind.
@@ -532,13 +532,16 @@ with input as materialized (
       from json_each(:plain::json) as held
      cross join json_each_text(held.value) as one
      order by id
-)
-delete from duly.duly_job
- using input
- where duly_job.id = any (array(select id from input)) and duly_job.id = input.id
+),
+gone as (
+    delete from duly.duly_job
+     using input
+     where duly_job.id = any (array(select id from input)) and duly_job.id = input.id
        and duly_job.token is not distinct from input.token
-   and state = 'running' and keep_ms = 0 and key is null and batch_id is null and schedule is null
-returning duly_job.id::text;
+       and state = 'running' and keep_ms = 0 and key is null and batch_id is null and schedule is null
+    returning 1
+)
+select count(*)::int as recorded from gone;
 
 -- name: finish_keyed
 -- The short way out for a success with a key, which it keeps for its time. What is to run next under the key takes the

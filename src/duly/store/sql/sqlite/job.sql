@@ -189,7 +189,8 @@ select :token as waited
 
 -- name: claim
 -- Ready rows in their order, then due scheduled ones, so that nothing has to be promoted first (no scheduled one is
--- a suspect). A token that holds jobs already is being asked about again: it gets those, and no more.
+-- a suspect). A token that holds jobs already is being asked about again: it gets those, and no more. Differs from
+-- PostgreSQL: each comes as one value, as the driver takes longer to fetch a value than SQLite to find it.
 with asked as materialized (
     select case when exists (select 1 from duly_job where token = :token) then 0 else :limit end as room
      where not exists (
@@ -225,9 +226,9 @@ update duly_job
    set state = 'running', attempt = attempt + 1, token = :token, worker = :worker,
        lease_until = :now + lease_ms, heartbeat_at = null, progress = null, progress_message = null, reason = null
  where id in (select id from ready union all select id from due);
-select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin,
-       lane
+select json_array(
+       id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect, lease_ms,
+       lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane) as job
   from duly_job
  where token = :token
  order by priority desc, due_at, id;
@@ -269,9 +270,9 @@ update duly_job
    set state = 'running', attempt = attempt + 1, token = :token, worker = :worker,
        lease_until = :now + lease_ms, reason = null, heartbeat_at = null, progress = null, progress_message = null
  where id in (select id from ready union all select id from due);
-select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin,
-       lane
+select json_array(
+       id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect, lease_ms,
+       lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane) as job
   from duly_job
  where token = :token
  order by priority desc, due_at, id;
@@ -311,7 +312,8 @@ returning id;
 
 -- name: finish_plain
 -- The short way out for a success without key, batch or schedule, which is most of them. They come as
--- {token: {id: result}}, so that nothing has to be taken out of JSON row by row.
+-- {token: {id: result}}, so that nothing has to be taken out of JSON row by row. Answers how many were written: to name
+-- each would take as long as to write it.
 insert into duly_done (
     id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
     expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
@@ -335,8 +337,8 @@ delete from duly_job
         cross join json_each(held.value) as one
         cross join duly_job on duly_job.id = one.key
         where token = cast(held.key as integer) and state = 'running'
-          and duly_job.key is null and batch_id is null and schedule is null)
-returning id;
+          and duly_job.key is null and batch_id is null and schedule is null);
+select changes() as recorded;
 
 -- name: finish_gone
 -- The same for a turn of jobs that all leave nothing behind.
@@ -347,8 +349,8 @@ delete from duly_job
         cross join json_each(held.value) as one
         cross join duly_job on duly_job.id = one.key
         where token = cast(held.key as integer) and state = 'running' and keep_ms = 0
-          and duly_job.key is null and batch_id is null and schedule is null)
-returning id;
+          and duly_job.key is null and batch_id is null and schedule is null);
+select changes() as recorded;
 
 -- name: finish_keyed
 -- The short way out for a success with a key, which it keeps for its time. What is to run next under the key takes the
