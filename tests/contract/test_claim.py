@@ -306,7 +306,7 @@ def test_j08_asking_again_with_a_mark_gives_the_same_jobs(store: Store) -> None:
     op = ops.claim("default", limit=2, token=new_token(), worker="w1", marks=[Mark(0, NOW, jobs[1])], now=store.now)
     first = store.run(op)
     assert op.again is not None
-    assert store.run(op.again) == store.run(op) == first
+    assert store.run(op.again) == store.run(op.again) == first
     assert ids(first) == (jobs[1:3] if store.kind == "postgres" else jobs[:2])
 
 
@@ -328,24 +328,35 @@ def test_j08_asking_again_with_the_same_token_gives_the_same_jobs_and_no_more(st
     store.enqueue(2)
     store.enqueue(1, delay_ms=1)
     store.now += 1
-    token = new_token()
-    jobs = store.claim(5, token=token)
+    op = ops.claim("default", limit=5, token=new_token(), worker="w1", now=store.now)
+    assert op.again is not None
+    jobs = store.run(op)
     assert len(jobs) == 3
     store.enqueue(10, priority=9)
     before = store.snapshot()
-    assert store.claim(5, token=token) == jobs
-    assert store.run(ops.recall(token)) == jobs
+    assert store.run(op.again) == jobs
+    assert store.run(ops.recall(jobs[0].token)) == jobs
+    store.run(op)  # which PostgreSQL answers with what it takes, so with nothing
     assert store.snapshot() == before
     store.succeed(jobs[1])
-    assert store.claim(5, token=token) == [jobs[0], jobs[2]]
+    assert store.run(op.again) == [jobs[0], jobs[2]]
+
+
+def test_j08_a_claim_that_did_not_arrive_takes_the_jobs_when_it_is_asked_for_again(store: Store) -> None:
+    low, high = store.enqueue(1), store.enqueue(2, priority=3)
+    op = ops.claim("default", limit=5, token=new_token(), worker="w1", now=store.now)
+    assert op.again is not None
+    assert ids(store.run(op.again)) == [*high, *low]
 
 
 def test_j08_asking_again_also_gives_the_jobs_when_the_queue_was_paused_meanwhile(store: Store) -> None:
     store.enqueue(2)
-    token = new_token()
-    jobs = store.claim(2, token=token)
+    op = ops.claim("default", limit=2, token=new_token(), worker="w1", now=store.now)
+    assert op.again is not None
+    jobs = store.run(op)
     store.run(ops.pause("queue", "default", by="me", why="no", now=NOW))
-    assert store.claim(2, token=token) == jobs
+    assert len(jobs) == 2
+    assert store.run(op.again) == jobs
 
 
 def test_j08_recall_takes_nothing_new(store: Store) -> None:

@@ -342,7 +342,7 @@ ASKED: dict[str, Asked] = {
         {"promote": BY_ID | {"duly_job_scheduled", "duly_job_lane_scheduled", "duly_job_waiting"}},
     ),
     "head": Asked(ops.head("default", tasks=["work"], now=NOW), {"head": {"duly_job_ready"}}),
-    "recall": Asked(ops.recall(9), {"claim": CLAIM}),
+    "recall": Asked(ops.recall(9), {"recall": {"duly_job_running"}}),
     "extend": Asked(ops.extend([Held(id_of(n), 5) for n in HUNDRED], now=NOW), {"extend": BY_ID}),
     "progress": Asked(ops.progress(Held(id_of(1), 5), 3), {"progress": BY_ID | {"duly_job_running"}}),
     "finish plain": Asked(

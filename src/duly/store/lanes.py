@@ -8,7 +8,6 @@ from all other jobs, which know nothing of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from duly.model import Claimed, TaskLimits
@@ -68,9 +67,9 @@ def claim(
     }
     waiting = ("wait_for_lanes",) if wait else ()
     sections = ("uncompiled", "promote_lanes", "walk_lanes", *waiting, "hold_lanes", "claim_lanes")
-    recalled = ops.recall(token).again
-    assert recalled is not None
-    return Op("claim", sections, params, _taken, again=replace(recalled, read=_taken))  # type: ignore[arg-type]
+    recalled = ops.recall(token)
+    again = Op("claim", recalled.sections, recalled.params, _taken)
+    return Op("claim", sections, params, _taken, again=again)
 
 
 def _taken(rows: Rows) -> Taken:

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -444,8 +445,8 @@ def claim(
     if parts := _parts(queue, marks):
         section, params = "claim_marked", {**params, "parts": json_text(parts)}
         del params["alone"]
-    again = Op("claim", ("await_claim", section), params, claimed)
-    return Op("claim", (section,), params, claimed, again=again)
+    again = Op("claim", ("await_claim", section, "recall"), params, _best_first)
+    return Op("claim", (section,), params, _best_first, again=again)
 
 
 def _parts(queue: str, marks: Iterable[Mark]) -> list[dict[str, Any]]:
@@ -478,8 +479,16 @@ def _head(rows: Rows) -> Head:
 
 
 def recall(token: int) -> Op[list[Claimed]]:
-    """Read what a token still holds, and take nothing new."""
-    return claim("", limit=0, token=token, worker="")
+    """Read what a token still holds, and take nothing new; a claim that is still on its way is waited for."""
+    return Op("claim", ("await_claim", "recall"), {"token": token}, claimed)
+
+
+def _best_first(rows: Rows) -> list[Claimed]:
+    """Read a claim. Asked for again, it may tell both what it took just now and what it holds."""
+    jobs = list({job.id: job for job in claimed(rows)}.values())
+    jobs.sort(key=attrgetter("due_at", "id"))
+    jobs.sort(key=attrgetter("priority"), reverse=True)
+    return jobs
 
 
 def claimed(rows: Rows) -> list[Claimed]:

@@ -79,5 +79,5 @@ def claim(
     params: dict[str, Any] = {**plain.params, "ageing_ms": ageing_ms, "retries": retries}
     del params["alone"]
     sections = ("uncompiled", "claim_shaped")
-    again = Op("claim", ("await_claim", *sections), params, plain.read)
+    again = Op("claim", ("await_claim", *sections), params, ops.claimed)
     return replace(again, sections=sections, again=again)

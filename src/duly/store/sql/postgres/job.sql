@@ -273,7 +273,9 @@ select waited from waited where waited is null;
 
 -- name: claim
 -- Differs from SQLite: each claimer skips the rows that another has locked. The row is chosen and locked in a
--- materialized step: inside an `in (...)` the planner may choose it twice and take more than the limit.
+-- materialized step: inside an `in (...)` the planner may choose it twice and take more than the limit. Locked, it stays
+-- in its place until it is updated. What the token holds already is not answered here but by `recall`, which follows
+-- where a claim is asked for again: to put both together and in order took a fifth of the claim.
 with clock as materialized (select :now as now),
 gate as materialized (
     select name, kind
@@ -287,7 +289,7 @@ asked as materialized (
                 else :limit::int end as room
 ),
 ready as materialized (
-    select id
+    select ctid as place
       from duly.duly_job
      where state = 'ready' and lane is null and queue = :queue and suspect = :alone::boolean
        and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
@@ -298,7 +300,7 @@ ready as materialized (
        for update skip locked
 ),
 due as materialized (
-    select id
+    select ctid as place
       from duly.duly_job
      where state = 'scheduled' and lane is null and queue = :queue and not :alone::boolean and due_at <= (select now from clock)
        and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
@@ -307,28 +309,15 @@ due as materialized (
      order by due_at, id
      limit (select room from asked) - (select count(*) from ready)
        for update skip locked
-),
-taken as (
-    update duly.duly_job
-       set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
-           lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
-           progress_message = null, reason = null
-     where id = any (array(select id from ready union all select id from due))
-    returning id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
 )
-select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text,
-       lane
-  from (select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
-          from taken
-         union all
-        select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
-          from duly.duly_job
-         where token = :token::bigint) as held
- order by priority desc, due_at, id;
+update duly.duly_job
+   set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
+       lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
+       progress_message = null, reason = null
+ where ctid = any (array(select place from ready union all select place from due))
+returning id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+          lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at,
+          origin::text, lane;
 
 -- name: claim_marked
 -- The same, but the order is walked in parts, best first. One that begins at a mark does so a moment before the present,
@@ -354,10 +343,10 @@ part as materialized (
      where queue = :queue
 ),
 ready as materialized (
-    select chosen.id
+    select chosen.place
       from part
      cross join lateral (
-           select id
+           select ctid as place
              from duly.duly_job
             where state = 'ready' and lane is null and queue = :queue and suspect = false
               and priority <= part.top and priority >= part.bottom and (due_at, id) >= (part.due_at, part.id)
@@ -370,7 +359,7 @@ ready as materialized (
      limit (select room from free)
 ),
 due as materialized (
-    select id
+    select ctid as place
       from duly.duly_job
      where state = 'scheduled' and lane is null and queue = :queue and due_at <= (select now from clock)
        and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
@@ -379,27 +368,22 @@ due as materialized (
      order by due_at, id
      limit (select room from free) - (select count(*) from ready)
        for update skip locked
-),
-taken as (
-    update duly.duly_job
-       set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
-           lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
-           progress_message = null, reason = null
-     where id = any (array(select id from ready union all select id from due))
-    returning id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
 )
+update duly.duly_job
+   set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
+       lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
+       progress_message = null, reason = null
+ where ctid = any (array(select place from ready union all select place from due))
+returning id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+          lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at,
+          origin::text, lane;
+
+-- name: recall
 select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text,
-       lane
-  from (select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
-          from taken
-         union all
-        select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
-          from duly.duly_job
-         where token = :token::bigint) as held
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at,
+       origin::text, lane
+  from duly.duly_job
+ where token = :token::bigint
  order by priority desc, due_at, id;
 
 -- name: head

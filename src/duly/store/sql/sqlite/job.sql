@@ -189,8 +189,8 @@ select :token as waited
 
 -- name: claim
 -- Ready rows in their order, then due scheduled ones, so that nothing has to be promoted first (no scheduled one is
--- a suspect). A token that holds jobs already is being asked about again: it gets those, and no more. Differs from
--- PostgreSQL: each comes as one value, as the driver takes longer to fetch a value than SQLite to find it.
+-- a suspect). A token that holds jobs already is being asked about again: it takes no more. Differs from PostgreSQL: each
+-- comes as one value, as the driver takes longer to fetch a value than SQLite to find it.
 with asked as materialized (
     select case when exists (select 1 from duly_job where token = :token) then 0 else :limit end as room
      where not exists (
@@ -230,8 +230,7 @@ select json_array(
        id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect, lease_ms,
        lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane) as job
   from duly_job
- where token = :token
- order by priority desc, due_at, id;
+ where token = :token;
 
 -- name: claim_marked
 -- Differs from PostgreSQL: nothing that is gone is walked over, so whatever the parts are, the whole order is.
@@ -270,6 +269,13 @@ update duly_job
    set state = 'running', attempt = attempt + 1, token = :token, worker = :worker,
        lease_until = :now + lease_ms, reason = null, heartbeat_at = null, progress = null, progress_message = null
  where id in (select id from ready union all select id from due);
+select json_array(
+       id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect, lease_ms,
+       lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane) as job
+  from duly_job
+ where token = :token;
+
+-- name: recall
 select json_array(
        id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect, lease_ms,
        lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane) as job
