@@ -71,7 +71,7 @@ STEADY_PLANS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"
 STEADY = frozenset({
     "await_claim", "claim", "claim_marked", "enqueue", "enqueue_one", "expirable", "expired_leases", "extend",
     "finish_batched", "finish_gone", "finish_keyed", "finish_plain", "head", "heartbeat", "hold_parent", "next_due",
-    "progress", "recall",
+    "next_fire", "progress", "recall",
 })  # fmt: skip
 # Enqueues that can share a commit: plain ones, also by handlers, and those of one key.
 GATHERED = (*PLAIN, ("hold_parent", "enqueue"), ("reserve_keys", "enqueue_keyed", "key_holders"))
