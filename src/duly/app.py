@@ -11,14 +11,14 @@ import getpass
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from datetime import datetime
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from duly import codec, keys, limits, settings, steps, store, tasks
 from duly.batches import Batch, Batches, batch_of
@@ -407,10 +407,17 @@ class Duly:
         answers: list[Enqueued] = []
         lease = current.get()
         with nullcontext() if lease is None else in_flight(lease):
-            for jobs in chunks:
-                op = ops.enqueue(terms, jobs, parent=parent())
-                await self._aadmit(terms.queue, len(jobs), conn, before=len(answers))
-                answers += _held(await self._aadd(op, conn))
+            async with _Beside() as beside:
+                for jobs in chunks:
+                    op = ops.enqueue(terms, jobs, parent=parent())
+                    answers += await beside.landed()
+                    await self._aadmit(terms.queue, len(jobs), conn, before=len(answers))
+                    # More will follow: make it while this is on its way. A handler has nothing beside itself.
+                    if conn is None and lease is None and len(jobs) == tasks.CHUNK:
+                        await beside.send(self.driver.arun(op))
+                    else:
+                        answers += _held(await self._aadd(op, conn))
+                answers += await beside.landed()
         return self._enqueued(task, terms, answers)
 
     async def _aadmit(self, queue: str, count: int, conn: Any, *, before: int) -> None:
@@ -736,6 +743,35 @@ def _share(share: Any) -> float | None:
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ConfigError(f"retry_share= is {share!r}: give a share from 0 to 1, as in 0.2, or 'off'")
     return share
+
+
+class _Beside:
+    """What a coroutine has on its way while it goes on. It hears of that before it sends more, and before it ends."""
+
+    def __init__(self) -> None:
+        self._sent: asyncio.Task[Answers] | None = None
+        self._meanwhile = ExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._sent is not None:
+            if isinstance(error, asyncio.CancelledError):
+                self._sent.cancel()
+            with suppress(Exception):  # there is an error already
+                await self.landed()
+
+    async def send(self, write: Coroutine[Any, Any, Answers]) -> None:
+        self._meanwhile.enter_context(threads_switched_often())
+        self._sent = asyncio.create_task(write)
+        await asyncio.sleep(0)  # it begins
+
+    async def landed(self) -> Answers:
+        """Give the answer to what was sent; nothing if nothing was."""
+        sent, self._sent = self._sent, None
+        with self._meanwhile:
+            return [] if sent is None else await sent
 
 
 def _held(answers: Answers) -> Answers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Iterator
@@ -43,6 +44,104 @@ def test_the_next_thousand_is_made_while_one_is_on_its_way(app: Duly) -> None:
     assert len({job.id for job in jobs}) == CHUNK + 5
     assert [job.id for job in jobs] == sorted(job.id for job in jobs)
     assert len(app.list(limit=2 * CHUNK)) == CHUNK + 5
+
+
+def test_the_next_thousand_is_made_by_a_coroutine_while_one_is_on_its_way(app: Duly) -> None:
+    async def main() -> None:
+        work, arun, made = numbered(app), app.driver.arun, asyncio.Event()
+        seen, written, before = [], [], sys.getswitchinterval()
+
+        async def once_more_is_made(op: Op[Any]) -> Any:
+            if op.name == "enqueue":
+                await asyncio.wait_for(made.wait(), 20)
+                written.append(sys.getswitchinterval())
+            return await arun(op)
+
+        def calls() -> Iterator[Call[Any]]:
+            for number in range(CHUNK + 5):
+                seen.append(sys.getswitchinterval())
+                if number == CHUNK:
+                    made.set()
+                yield work.call(number)
+
+        app.driver.arun = once_more_is_made  # type: ignore[method-assign]
+        jobs = await work.aenqueue_many(calls())
+        app.driver.arun = arun  # type: ignore[method-assign]
+        assert [job.id for job in jobs] == sorted({job.id for job in jobs})
+        assert len(jobs) == len(await app.alist(limit=2 * CHUNK)) == CHUNK + 5
+        assert set(seen[:CHUNK]) == {before}
+        assert seen[CHUNK] < 0.002
+        assert written[1:] == [before]  # nothing is on its way beside the last
+        assert sys.getswitchinterval() == before
+
+    asyncio.run(main())
+
+
+def test_what_was_full_when_a_call_of_a_coroutine_fails_is_enqueued_and_nothing_else(app: Duly) -> None:
+    async def main() -> None:
+        work, before = numbered(app), sys.getswitchinterval()
+
+        def calls() -> Iterator[Call[Any]]:
+            yield from (work.call(number) for number in range(2 * CHUNK + 3))
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            await work.aenqueue_many(calls())
+        assert len(await app.alist(limit=3 * CHUNK)) == 2 * CHUNK
+        assert sys.getswitchinterval() == before
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_whose_thousand_cannot_be_written_is_told_and_sends_none_after_it(app: Duly) -> None:
+    async def main() -> None:
+        work, arun, sent = numbered(app), app.driver.arun, []
+
+        async def broken(op: Op[Any]) -> Any:
+            if not op.writes:  # how full the queue may be
+                return await arun(op)
+            sent.append(op.name)
+            raise StoreUnavailable("gone")
+
+        app.driver.arun = broken  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable):
+            await work.aenqueue_many(work.call(number) for number in range(3 * CHUNK))
+        app.driver.arun = arun  # type: ignore[method-assign]
+        assert sent == ["enqueue"]
+        assert await app.alist() == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["as it sends", "as it waits"])
+def test_a_coroutine_that_is_cancelled_leaves_no_thousand_on_its_way(app: Duly, when: str) -> None:
+    async def main() -> None:
+        work, arun, begun, ended = numbered(app), app.driver.arun, asyncio.Event(), asyncio.Event()
+
+        async def endless(op: Op[Any]) -> Any:
+            if not op.writes:
+                return await arun(op)
+            if when == "as it sends":
+                asked.cancel()
+            begun.set()
+            try:
+                return await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        app.driver.arun = endless  # type: ignore[method-assign]
+        asked = asyncio.create_task(work.aenqueue_many(work.call(number) for number in range(CHUNK + 5)))
+        await begun.wait()
+        if when == "as it waits":
+            asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asked, 10)
+        app.driver.arun = arun  # type: ignore[method-assign]
+        assert ended.is_set()
+
+    before = sys.getswitchinterval()
+    asyncio.run(main())
+    assert sys.getswitchinterval() == before
 
 
 def test_threads_switch_often_while_the_next_thousand_is_made_and_as_before_afterwards(app: Duly) -> None:

@@ -65,6 +65,36 @@ MUTANTS = [
         "tests/engine/test_bulk.py -k asked_to_stop",
     ),
     Mutant(
+        "src/duly/app.py",
+        "                        await beside.send(self.driver.arun(op))\n",
+        "                        answers += await self.driver.arun(op)\n",
+        "tests/engine/test_bulk.py -k made_by_a_coroutine",
+    ),
+    Mutant(
+        "src/duly/app.py",
+        "                self._sent.cancel()\n",
+        "                pass\n",
+        "tests/engine/test_bulk.py -k leaves_no_thousand",
+    ),
+    Mutant(
+        "src/duly/app.py",
+        "                await self.landed()\n",
+        "                pass\n",
+        "tests/engine/test_bulk.py -k a_call_of_a_coroutine_fails",
+    ),
+    Mutant(
+        "src/duly/app.py",
+        "        self._meanwhile.enter_context(threads_switched_often())\n",
+        "",
+        "tests/engine/test_bulk.py -k made_by_a_coroutine",
+    ),
+    Mutant(
+        "src/duly/app.py",
+        "        with self._meanwhile:\n",
+        "        if True:\n",
+        "tests/engine/test_bulk.py -k made_by_a_coroutine",
+    ),
+    Mutant(
         "src/duly/store/ops.py",
         "named + recorded if counted == len(recorded) else named",
         "named + recorded",
