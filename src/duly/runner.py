@@ -70,7 +70,7 @@ async def arun(lease: Lease, aio: asyncio.Task[Any] | None = None) -> Outcome:
     except _CannotRun as reason:
         return reason.outcome
     except Exception as error:  # whatever it is, the job must come to an end
-        return _unforeseen(lease, error)
+        return unforeseen(lease, error)
     finally:
         lease.over = True
 
@@ -80,12 +80,13 @@ def run(lease: Lease) -> Outcome:
     try:
         return _run(lease)
     except Exception as error:
-        return _unforeseen(lease, error)
+        return unforeseen(lease, error)
     finally:
         lease.over = True
 
 
-def _unforeseen(lease: Lease, error: Exception) -> Outcome:
+def unforeseen(lease: Lease, error: BaseException) -> Outcome:
+    """Make an outcome of what came from neither the handler nor the database: it must come to an end."""
     log.error("handler.unforeseen", exc_info=error, extra={"task": lease.job.task, "job_id": lease.job.id})
     return Failed(describe(error))
 

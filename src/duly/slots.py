@@ -113,22 +113,39 @@ class Slots:
         begun_at = self._clock()
         while True:
             lease.begun_at = begun_at
-            self._worker.ended(lease, await runner.arun(lease, consumer))
+            try:
+                outcome = await runner.arun(lease, consumer)
+            except asyncio.CancelledError as error:
+                if self._closing:
+                    raise
+                outcome = runner.unforeseen(lease, error)  # by what it left behind, after it had ended
+            self._worker.ended(lease, outcome)
             if self._closing:
                 return
-            following = self._following(lease)
-            if following is None:
-                resting: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-                self._resting.append(resting)
-                following = await resting
-                begun_at = self._clock()
-            elif lease.ended_at - self._looked_up_at > FAIR_SECONDS:
-                self._look_up()
-                await asyncio.sleep(0)
-                begun_at = self._clock()
-            else:
-                begun_at = lease.ended_at  # no need to read the clock once more
+            following, resting = self._following(lease), None
+            try:
+                if following is None:
+                    resting = asyncio.get_running_loop().create_future()
+                    self._resting.append(resting)
+                    following = await resting
+                    begun_at = self._clock()
+                elif lease.ended_at - self._looked_up_at > FAIR_SECONDS:
+                    self._look_up()
+                    await asyncio.sleep(0)
+                    begun_at = self._clock()
+                else:
+                    begun_at = lease.ended_at  # no need to read the clock once more
+            except asyncio.CancelledError:
+                self._hand_on(following, resting)
+                raise
             lease = following
+
+    def _hand_on(self, lease: Lease | None, resting: asyncio.Future[Lease] | None) -> None:
+        """Start elsewhere what a consumer was about to run when somebody else cancelled it."""
+        if resting is not None and resting.done() and not resting.cancelled():
+            lease = resting.result()
+        if lease is not None and not self._closing:
+            self._start(lease)
 
     def _look_up(self) -> None:
         """Have the time noted when the event loop begins its next round, which all consumers then share."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import psycopg
 import pytest
 
-from duly import Cancel, Ctx, Duly, Retry, SyncCtx
+from duly import Cancel, Ctx, Duly, Retry, SyncCtx, slots
 from duly.keys import new_token
 from duly.model import Change, Failure, State
 from duly.signals import Signal
@@ -131,6 +131,89 @@ def test_j16_a_handler_that_cancels_its_own_task_hurts_nobody_else(app: Duly) ->
     drain(app, concurrency=1)
     assert [job.result(0) for job in odd_ones] == ["returned"] * 30
     assert [job.result(0) for job in jobs] == ["fine"] * 90
+
+
+def drain_in_time(app: Duly) -> None:
+    asyncio.run(asyncio.wait_for(Worker(app, drain=True, signals=False, concurrency=1).run(), 30))
+
+
+def cancel_me_in_a_moment() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(task.cancel)
+
+
+def test_j16_a_cancel_that_comes_between_two_jobs_hurts_neither(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "FAIR_SECONDS", -1.0)  # between any two, the event loop has its turn
+
+    @app.task
+    async def odd(n: int) -> int:
+        if n % 5 == 4:
+            cancel_me_in_a_moment()
+        return n
+
+    jobs = odd.enqueue_many(odd.call(n) for n in range(90))
+    drain_in_time(app)
+    assert [job.result(0) for job in jobs] == list(range(90))
+
+
+def test_j16_a_cancel_that_comes_as_a_consumer_is_given_a_job_does_not_take_it_along(
+    app: Duly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, cancelled = slots.Slots._consumed, []
+
+    def cancelled_then(self: slots.Slots, lease: Any) -> None:
+        given(self, lease)
+        if resting and not cancelled:
+            cancelled.append(resting[0].cancel())
+
+    monkeypatch.setattr(slots.Slots, "_consumed", cancelled_then)
+    resting: list[asyncio.Task[Any]] = []
+
+    @app.task
+    async def work(n: int) -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        if n == 0:
+            await work.aenqueue(1)  # which this one finds when it rests
+            resting.append(task)
+        return n
+
+    first = work.enqueue(0)
+    drain_in_time(app)
+    assert first.result(0) == 0
+    assert cancelled == [True]
+    assert [job.state for job in app.list()] == [State.SUCCEEDED] * 2
+
+
+def test_j16_a_cancel_that_comes_while_what_a_handler_left_is_written_ends_its_attempt(
+    app: Duly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arun = app.driver.arun
+
+    async def slow(op: Any) -> Any:
+        if op.name == "enqueue":
+            await asyncio.sleep(0.05)
+        return await arun(op)
+
+    monkeypatch.setattr(app.driver, "arun", slow)
+
+    @app.task(max_attempts=1)
+    async def odd() -> None:
+        left.append(asyncio.create_task(fine.aenqueue()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        cancel_me_in_a_moment()
+
+    @app.task
+    async def fine() -> None: ...
+
+    left: list[asyncio.Task[Any]] = []
+    job = odd.enqueue()
+    drain_in_time(app)
+    found = app.get(job.id)
+    assert found is not None
+    assert (found.state, (found.error or "").partition(":")[0]) == (State.DEAD, "asyncio.exceptions.CancelledError")
 
 
 def test_j16_a_handlers_own_timeouts_and_task_groups_work(app: Duly) -> None:

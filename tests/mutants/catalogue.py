@@ -65,6 +65,24 @@ MUTANTS = [
         "tests/engine/test_bulk.py -k asked_to_stop",
     ),
     Mutant(
+        "src/duly/slots.py",
+        "                self._hand_on(following, resting)\n",
+        "",
+        "tests/engine/test_hazards_of_the_engine.py -k comes_between_two_jobs",
+    ),
+    Mutant(
+        "src/duly/slots.py",
+        "            lease = resting.result()\n",
+        "            pass\n",
+        "tests/engine/test_hazards_of_the_engine.py -k is_given_a_job",
+    ),
+    Mutant(
+        "src/duly/slots.py",
+        "                outcome = runner.unforeseen(lease, error)",
+        "                raise",
+        "tests/engine/test_hazards_of_the_engine.py -k what_a_handler_left_is_written",
+    ),
+    Mutant(
         "src/duly/app.py",
         "                        await beside.send(self.driver.arun(op))\n",
         "                        answers += await self.driver.arun(op)\n",
