@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from duly.errors import SchemaMismatch, StoreError, StoreRefused
+from duly.errors import SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 from duly.store import migrate, ops, sqlite
 from duly.store import postgres as pg
 from duly.store.driver import Driver
@@ -421,6 +421,21 @@ def test_a_migration_that_fails_half_way_leaves_nothing_on_postgres(empty: str, 
     assert on_server(empty, "select 1 from pg_namespace where nspname = 'duly'") == []
     next_version()
     assert len(bring_up_to_date(empty)) == NEXT
+
+
+def test_a_migration_that_cannot_have_a_table_gives_up_soon_and_says_why(
+    empty: str, next_version: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others would wait behind it, for as long as a dump takes."""
+    bring_up_to_date(empty)
+    next_version()
+    monkeypatch.setattr(pg, "MIGRATE_LOCK_TIMEOUT", "set local lock_timeout = '50ms'")
+    with psycopg.connect(empty) as dump:
+        dump.execute("lock table duly.duly_job in access share mode")
+        with pytest.raises(StoreUnavailable, match="nothing was changed"):
+            bring_up_to_date(empty)
+        assert [step.number for step in migrate.pending("postgres", pg.look(empty))] == [NEXT]
+    assert [step.number for step in bring_up_to_date(empty)] == [NEXT]
 
 
 def test_postgres_migrations_at_the_same_time_wait_for_each_other(empty: str) -> None:

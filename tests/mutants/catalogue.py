@@ -65,6 +65,12 @@ MUTANTS = [
         "tests/engine/test_bulk.py -k asked_to_stop",
     ),
     Mutant(
+        "src/duly/store/postgres.py",
+        "            conn.execute(MIGRATE_LOCK_TIMEOUT)\n",
+        "",
+        "tests/contract/test_migrations.py -k gives_up_soon",
+    ),
+    Mutant(
         "src/duly/slots.py",
         "                self._hand_on(following, resting)\n",
         "",

@@ -54,6 +54,8 @@ BEGIN = "begin isolation level read committed"
 LOCK_TIMEOUT = "set local lock_timeout = '5s'"
 # What others wait for may not wait for long: it is run again alone.
 SHORT_LOCK_TIMEOUT = "set local lock_timeout = '100ms'"
+# Whoever comes after a migration that waits for a table waits for it too.
+MIGRATE_LOCK_TIMEOUT: LiteralString = "set local lock_timeout = '5s'"
 
 # The server rolled the transaction back and said so.
 ROLLBACK_PAUSES = (0.0, 0.02, 0.05, 0.1)
@@ -768,12 +770,18 @@ def bring_up_to_date(url: str, *, schema: str = "duly", grant: str | None = None
     try:
         with psycopg.connect(_patient(url, CONNECT_SECONDS)) as conn:
             conn.execute("select pg_advisory_xact_lock(hashtext(%s))", [f"duly migrate {schema}"])
+            conn.execute(MIGRATE_LOCK_TIMEOUT)
             steps = migrate.pending("postgres", read_meta(conn, schema))
             for statement in migration_statements(schema, steps, grant=grant):
                 conn.execute(_trusted(statement))
     except errors.InsufficientPrivilege as error:
         raise StoreError(
             f"migrate: this role may not change {describe(url)} ({error.diag.message_primary}): run it as the owner"
+        ) from error
+    except errors.LockNotAvailable as error:
+        raise StoreUnavailable(
+            f"migrate: another transaction has held the tables of {describe(url)} all the while (a dump, say); nothing was "
+            "changed. Run it again when that has ended: `duly doctor` names long transactions"
         ) from error
     except psycopg.Error as error:
         raise translate(error, "migrate", describe(url), sent=False) from error
