@@ -24,9 +24,9 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from duly.errors import ConfigError
-from duly.model import Enqueued, NewJob, Terms
+from duly.model import Change, Enqueued, NewJob, State, Terms
 from duly.store import caller, ops
-from duly.store.ops import Op
+from duly.store.ops import Finish, Op
 from tests.contract.stores import NOW, PostgresStore, SQLiteStore, Store, new_id, spoiled
 from tests.servers.postgres import PostgresServer
 
@@ -409,6 +409,30 @@ def test_j02_the_callers_transaction_sees_who_holds_a_key(where: str, request: p
 
 
 # Where there is no transaction to join
+
+
+@pytest.mark.parametrize("keep_ms", [0, 60_000])
+def test_j09_what_else_a_callers_connection_writes_does_not_count_as_an_end(tmp_path: Path, keep_ms: int) -> None:
+    """Somebody who writes down what is done on a connection writes between two statements of ours."""
+    store = SQLiteStore(tmp_path / "duly.db")
+    store.enqueue(keep_ms=keep_ms)
+    [job] = store.claim(1)
+    engine = sqlalchemy.create_engine(f"sqlite:///{store.path}", poolclass=NullPool)
+    noted = []
+
+    @sqlalchemy.event.listens_for(engine, "after_cursor_execute")
+    def note(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "duly_job" in statement:
+            noted.append(conn.connection.driver_connection.execute("insert into notes values (1)").rowcount)
+
+    with engine.begin() as conn:
+        conn.exec_driver_sql("create table notes (n)")
+        conn.exec_driver_sql("update duly_job set token = token + 1")  # another worker has it by now
+        verdicts = caller.run(conn, ops.finish([Finish(job, Change(State.SUCCEEDED))], now=NOW))
+    assert verdicts == {job.id: "lost"}
+    assert len(noted) > 2
+    engine.dispose()
+    store.close()
 
 
 @contextmanager

@@ -491,6 +491,24 @@ def test_j09_the_jobs_of_a_batch_are_judged_each_on_its_own(store: Store) -> Non
     assert [store.state(job.id) for job in (lost, gone, done, mine)] == ["running", None, "succeeded", "succeeded"]
 
 
+@pytest.mark.parametrize("keep_ms", [0, 60_000])
+@pytest.mark.parametrize("stale_first", [True, False])
+def test_j09_who_holds_a_job_is_told_that_it_is_recorded_also_beside_its_own_older_attempt(
+    store: Store, stale_first: bool, keep_ms: int
+) -> None:
+    """A worker that lost a lease may claim the job anew before the first attempt of it ends."""
+    store.enqueue(keep_ms=keep_ms)
+    [older] = store.claim(1)
+    store.now = older.lease_until
+    rescue_all(store)
+    [mine] = store.claim(1, alone=True)
+    both = (older, mine) if stale_first else (mine, older)
+    verdicts = store.run(ops.finish([Finish(job, Change(State.SUCCEEDED)) for job in both], now=store.now))
+    assert set(verdicts) == {mine.id}
+    assert written(store, verdicts[mine.id]) or (store.kind == "d1" and keep_ms == 0)
+    assert store.state(mine.id) == (None if keep_ms == 0 else "succeeded")
+
+
 @pytest.mark.parametrize("name", FINISHES)
 def test_j09_a_repeated_finish_is_answered_already_and_changes_nothing(store: Store, name: str) -> None:
     if name == "succeed with a key":

@@ -120,8 +120,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "named + recorded if counted == len(recorded) else named",
-        "named + recorded",
+        "        recorded = {}\n    return recorded | dict.fromkeys(",
+        "        pass\n    return recorded | dict.fromkeys(",
         "tests/contract/test_claim.py -k judged_each_on_its_own",
     ),
     Mutant(
@@ -2489,9 +2489,21 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/sqlite/job.sql",
-        "token = cast(held.key as integer) and state = 'running' and keep_ms = 0",
-        "state = 'running' and keep_ms = 0",
+        "token = cast(held.key as integer) and state = 'running' and keep_ms = 0\n          and",
+        "state = 'running' and keep_ms = 0\n          and",
         "tests/contract/test_hazards.py -k stale_token_ends",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        "token = cast(held.key as integer) and state = 'running' and keep_ms = 0\n   and",
+        "state = 'running' and keep_ms = 0\n   and",
+        "tests/contract/test_hazards.py -k stale_token_ends",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "    recorded = dict.fromkeys(chain.from_iterable(plain), _RECORDED)",
+        "    twice = [job_id for held in plain for job_id in held]\n    recorded = dict.fromkeys(twice, _RECORDED) if len(set(twice)) == len(twice) else {'': _RECORDED}",
+        "tests/contract/test_claim.py -k beside_its_own_older_attempt",
     ),
     Mutant(
         "src/duly/store/sql/postgres/job.sql",

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
@@ -421,7 +422,7 @@ def claim(
     marks: Iterable[Mark] = (),
     now: int | None = None,
 ) -> Op[list[Claimed]]:
-    """Lease up to `limit` due jobs of `queue`, best first; the same token asked again gets the same jobs.
+    """Lease up to `limit` due jobs of `queue`, best first; `again` gives the same jobs by the same token.
 
     `tasks` are those the worker knows. `alone` takes suspects, which nothing else does. `marks` spare the database the
     way over what is gone: in the priority of each, nothing that stands before it is looked for, and no suspects.
@@ -650,10 +651,10 @@ def _recorded(rows: Rows, plain: Iterable[Mapping[str, Any]]) -> dict[str, Verdi
 
     If some of those were not, none of them is taken for recorded here. It is asked then what became of each.
     """
-    named = [row[0] for row in rows if isinstance(row[0], str)]
-    counted = sum(row[0] for row in rows if isinstance(row[0], int))
-    recorded = [job_id for held in plain for job_id in held]
-    return dict.fromkeys(named + recorded if counted == len(recorded) else named, _RECORDED)
+    recorded = dict.fromkeys(chain.from_iterable(plain), _RECORDED)  # an id comes twice if two tokens name it
+    if sum(row[0] for row in rows if isinstance(row[0], int)) != len(recorded):
+        recorded = {}
+    return recorded | dict.fromkeys([row[0] for row in rows if isinstance(row[0], str)], _RECORDED)
 
 
 def _further(finishes: Sequence[Finish], answer: dict[str, Verdict], now: int | None) -> Op[dict[str, Verdict]] | None:

@@ -780,8 +780,8 @@ def bring_up_to_date(url: str, *, schema: str = "duly", grant: str | None = None
         ) from error
     except errors.LockNotAvailable as error:
         raise StoreUnavailable(
-            f"migrate: another transaction has held the tables of {describe(url)} all the while (a dump, say); nothing was "
-            "changed. Run it again when that has ended: `duly doctor` names long transactions"
+            f"migrate: another transaction has held the tables of {describe(url)} all the while (a dump, say); nothing "
+            "was changed. Run it again when that has ended: `duly doctor` names long transactions"
         ) from error
     except psycopg.Error as error:
         raise translate(error, "migrate", describe(url), sent=False) from error

@@ -354,11 +354,16 @@ class _Writer:
 
     def lead(self, op: Op[Any]) -> Outcome | None:
         """Write in the thread that asks. None: somebody else writes, or waits to."""
-        with self._wake:
-            if self._led or self._waiting or self._stopping:
-                return None
-            self._led = True
-        [outcome] = self._serve([op])
+        leads = False
+        try:  # from the first moment on: who is interrupted must not lead for ever
+            with self._wake:
+                if self._led or self._waiting or self._stopping:
+                    return None
+                self._led = leads = True
+            [outcome] = self._serve([op])
+        finally:
+            if leads:
+                self._hand_on()
         self.mind_wal()
         return outcome
 
@@ -398,7 +403,9 @@ class _Writer:
         while batch := self._take():
             # Who went away before we began is not served; from here on nobody can take his request back.
             wanted = [one for one in batch if not one.future.cancelled()]
-            answer(wanted, self._serve([one.op for one in wanted]))
+            outcomes = self._serve([one.op for one in wanted])
+            self._hand_on()
+            answer(wanted, outcomes)
             self.mind_wal()
 
     def _take(self) -> list[Waiting]:
@@ -415,11 +422,12 @@ class _Writer:
         except BaseException as error:  # whatever it is, nobody may wait for ever
             self._roll_back()
             return [error] * len(batch)
-        finally:
-            with self._wake:
-                self._led = False
-                if self._waiting or self._stopping:
-                    self._wake.notify()
+
+    def _hand_on(self) -> None:
+        with self._wake:
+            self._led = False
+            if self._waiting or self._stopping:
+                self._wake.notify()
 
     def _commit(self, batch: Sequence[Op[Any]]) -> Sequence[Outcome]:
         """Run a batch in one transaction; if that fails, one by one, so that only the guilty fails."""

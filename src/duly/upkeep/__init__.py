@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.worker")
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.4
 TIDY_SECONDS = 1.0
 IDLE_TIDY_SECONDS = 3.0  # claims take what is due by themselves, as long as they find the time
 PARK_SECONDS = 10.0  # at most, however long the walk for what nobody knows

@@ -274,8 +274,9 @@ select waited from waited where waited is null;
 -- name: claim
 -- Differs from SQLite: each claimer skips the rows that another has locked. The row is chosen and locked in a
 -- materialized step: inside an `in (...)` the planner may choose it twice and take more than the limit. Locked, it stays
--- in its place until it is updated. What the token holds already is not answered here but by `recall`, which follows
--- where a claim is asked for again: to put both together and in order took a fifth of the claim.
+-- in its place until it is updated; if somebody changed it just before, that place is not seen here, and it is left to the
+-- next claim. What the token holds already is not answered here but by `recall`, which follows where a claim is sent once
+-- more: to put both together and in order took a fifth of the claim.
 with clock as materialized (select :now as now),
 gate as materialized (
     select name, kind

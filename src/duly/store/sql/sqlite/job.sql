@@ -318,8 +318,15 @@ returning id;
 
 -- name: finish_plain
 -- The short way out for a success without key, batch or schedule, which is most of them. They come as
--- {token: {id: result}}, so that nothing has to be taken out of JSON row by row. Answers how many were written: to name
--- each would take as long as to write it.
+-- {token: {id: result}}, so that nothing has to be taken out of JSON row by row. Answers how many there are to write:
+-- to name each would take as long as to write it, and of what was written last, a caller's own connection may tell of
+-- something else.
+select count(*) as recorded
+  from json_each(:plain) as held
+ cross join json_each(held.value) as one
+ cross join duly_job on duly_job.id = one.key
+ where token = cast(held.key as integer) and state = 'running'
+   and duly_job.key is null and batch_id is null and schedule is null;
 insert into duly_done (
     id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
     expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
@@ -344,10 +351,15 @@ delete from duly_job
         cross join duly_job on duly_job.id = one.key
         where token = cast(held.key as integer) and state = 'running'
           and duly_job.key is null and batch_id is null and schedule is null);
-select changes() as recorded;
 
 -- name: finish_gone
 -- The same for a turn of jobs that all leave nothing behind.
+select count(*) as recorded
+  from json_each(:plain) as held
+ cross join json_each(held.value) as one
+ cross join duly_job on duly_job.id = one.key
+ where token = cast(held.key as integer) and state = 'running' and keep_ms = 0
+   and duly_job.key is null and batch_id is null and schedule is null;
 delete from duly_job
  where id in (
        select duly_job.id
@@ -356,7 +368,6 @@ delete from duly_job
         cross join duly_job on duly_job.id = one.key
         where token = cast(held.key as integer) and state = 'running' and keep_ms = 0
           and duly_job.key is null and batch_id is null and schedule is null);
-select changes() as recorded;
 
 -- name: finish_keyed
 -- The short way out for a success with a key, which it keeps for its time. What is to run next under the key takes the
