@@ -60,7 +60,8 @@ plant(
     "no_fence",
     ("finish", "token = held_token and duly_job.state = 'running'", "duly_job.state = 'running'"),
     ("finish_plain", f"{HELD} and keep_ms > 0", NO_FENCE),
-    ("finish_plain", HELD, NO_FENCE),
+    ("finish_plain", f"{HELD}\n   and", f"{NO_FENCE}\n   and"),
+    ("finish_plain", f"{HELD}\n          and", f"{NO_FENCE}\n          and"),
 )
 plant(
     "rescue_unguarded",

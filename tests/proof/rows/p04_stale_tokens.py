@@ -465,7 +465,8 @@ CONTROLS = (
         (
             ("finish", " and token = held_token", ""),
             ("finish_plain", f"{PLAIN} and keep_ms > 0", "state = 'running' and keep_ms > 0"),
-            ("finish_plain", PLAIN, "state = 'running'"),
+            ("finish_plain", f"{PLAIN}\n   and", "state = 'running'\n   and"),
+            ("finish_plain", f"{PLAIN}\n          and", "state = 'running'\n          and"),
         ),
         (
             ("finish", " and duly_job.token is not distinct from change.token", ""),
