@@ -2034,6 +2034,12 @@ CONTROLS: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 # What else has to be changed for a defence to be gone.
 ALONG = {
+    # By its place alone no row is taken twice either: whoever waited for another's claim finds it in a new one.
+    "claim_lock": (
+        ("claim", "ready as materialized (\n    select ctid as", "ready as materialized (\n    select id as"),
+        ("claim", "due as materialized (\n    select ctid as", "due as materialized (\n    select id as"),
+        ("claim", "where ctid = any", "where id = any"),
+    ),
     "fill_guard": (("count_filled", "and filled = :filling::bigint", ""),),
     "lane_lock": (("hold_lanes", "where (select name from duly.duly_lane where name = lane) is null", "where false"),
                   ("hold_lanes", "where name = any (array(\n", "where false and name = any (array(\n"),
