@@ -812,7 +812,7 @@ MUTANTS = [
         "src/duly/store/sql/postgres/job.sql",
         "     limit (select room from asked)\n       for update skip locked",
         "     limit (select room from asked)",
-        "tests/contract/test_claim.py -k j06_eight_claimers",
+        "tests/contract/test_claim.py -k j06_postgres_claimers_do_not_wait",
     ),
     Mutant(
         "src/duly/store/sql/sqlite/job.sql",
