@@ -929,9 +929,9 @@ MUTANTS = [
         "tests/contract/test_claim.py -k j26_the_database_refuses",
     ),
     Mutant(
-        "src/duly/store/sql/postgres/migrations/0001_first.sql",
-        "        when 'running' then token is not null and lease_until is not null and finished_at is null\n",
-        "        when 'running' then finished_at is null\n",
+        "src/duly/store/sql/postgres/migrations/0005_checks.sql",
+        "(token is null) = (state <> 'running') and ",
+        "",
         "tests/contract/test_claim.py -k j26_the_database_refuses",
     ),
     Mutant(
