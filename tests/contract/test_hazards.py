@@ -512,7 +512,7 @@ def test_j01_the_file_of_a_new_log_grows_by_many_commits_at_a_time(file):
 
 
 def test_j01_a_commit_asks_for_no_times_of_the_log(file, monkeypatch):
-    """After such a question Linux dates the next write exactly, which took a third of the time of a lone enqueue."""
+    """After such a question Linux dates the next write exactly, which took a fifth of the time of a lone enqueue."""
     file.enqueue()
     asked = []
     for name in ("stat", "lstat", "fstat"):

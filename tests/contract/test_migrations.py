@@ -429,7 +429,7 @@ def test_a_migration_that_cannot_have_a_table_gives_up_soon_and_says_why(
     """All others would wait behind it, for as long as a dump takes."""
     bring_up_to_date(empty)
     next_version()
-    monkeypatch.setattr(pg, "MIGRATE_LOCK_TIMEOUT", "set local lock_timeout = '50ms'")
+    monkeypatch.setattr(pg, "LOCK_TIMEOUT", "set local lock_timeout = '50ms'")
     with psycopg.connect(empty) as dump:
         dump.execute("lock table duly.duly_job in access share mode")
         with pytest.raises(StoreUnavailable, match="nothing was changed"):

@@ -193,17 +193,20 @@ def test_j16_a_cancel_that_comes_while_what_a_handler_left_is_written_ends_its_a
 
     async def slow(op: Any) -> Any:
         if op.name == "enqueue":
-            await asyncio.sleep(0.05)
+            await cancelled[0].wait()
         return await arun(op)
 
     monkeypatch.setattr(app.driver, "arun", slow)
+    cancelled: list[asyncio.Event] = []
 
     @app.task(max_attempts=1)
     async def odd() -> None:
+        cancelled.append(asyncio.Event())
         left.append(asyncio.create_task(fine.aenqueue()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         cancel_me_in_a_moment()
+        asyncio.get_running_loop().call_soon(cancelled[0].set)
 
     @app.task
     async def fine() -> None: ...

@@ -51,11 +51,9 @@ PREPARE_AFTER = 2
 HINT_SECONDS = 0.005
 OLD_TRANSACTION_SECONDS = 300.0
 BEGIN = "begin isolation level read committed"
-LOCK_TIMEOUT = "set local lock_timeout = '5s'"
+LOCK_TIMEOUT: LiteralString = "set local lock_timeout = '5s'"
 # What others wait for may not wait for long: it is run again alone.
 SHORT_LOCK_TIMEOUT = "set local lock_timeout = '100ms'"
-# Whoever comes after a migration that waits for a table waits for it too.
-MIGRATE_LOCK_TIMEOUT: LiteralString = "set local lock_timeout = '5s'"
 
 # The server rolled the transaction back and said so.
 ROLLBACK_PAUSES = (0.0, 0.02, 0.05, 0.1)
@@ -770,7 +768,7 @@ def bring_up_to_date(url: str, *, schema: str = "duly", grant: str | None = None
     try:
         with psycopg.connect(_patient(url, CONNECT_SECONDS)) as conn:
             conn.execute("select pg_advisory_xact_lock(hashtext(%s))", [f"duly migrate {schema}"])
-            conn.execute(MIGRATE_LOCK_TIMEOUT)
+            conn.execute(LOCK_TIMEOUT)  # whoever comes after a migration that waits for a table waits for it too
             steps = migrate.pending("postgres", read_meta(conn, schema))
             for statement in migration_statements(schema, steps, grant=grant):
                 conn.execute(_trusted(statement))
