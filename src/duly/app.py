@@ -367,6 +367,14 @@ class Duly:
 
     # Enqueue
 
+    def _enqueue_one(self, task: Task[..., Any, R], job: NewJob) -> Job[R]:
+        if batch_of(task) is not None:
+            return self._enqueue(task, [[job]])[0]
+        terms, conn = task._terms(), task._using.conn
+        op = ops.enqueue(terms, [job], parent=parent())
+        self._admit(terms.queue, 1, conn, before=0)
+        return self._enqueued(task, terms, _held(self._add(op, conn)))[0]
+
     def _enqueue(self, task: Task[..., Any, R], chunks: Iterable[Sequence[NewJob]]) -> Handles[R]:
         terms, conn = task._terms(), task._using.conn
         if (batch := batch_of(task)) is not None:
@@ -394,11 +402,24 @@ class Duly:
 
     def _admit(self, queue: str, count: int, conn: Any, *, before: int) -> None:
         """Refuse jobs that their queue has no room for. Where that cannot be told, they are let in."""
+        if self._depths.lets_all_in(queue):
+            return
         with suppress(AnswerLost):
             steps.run(self._depths.admit(queue, count, before=before), lambda op: self._add(op, conn))
 
     def _add(self, op: Op[T], conn: Any) -> T:
         return self.driver.run(op) if conn is None else caller.run(conn, op, schema=self.settings.schema)
+
+    async def _aenqueue_one(self, task: Task[..., Any, R], job: NewJob) -> Job[R]:
+        if batch_of(task) is not None:
+            return (await self._aenqueue(task, [[job]]))[0]
+        terms, conn = task._terms(), task._using.conn
+        lease = current.get()
+        with nullcontext() if lease is None else in_flight(lease):
+            op = ops.enqueue(terms, [job], parent=parent())
+            await self._aadmit(terms.queue, 1, conn, before=0)
+            answers = _held(await self._aadd(op, conn))
+        return self._enqueued(task, terms, answers)[0]
 
     async def _aenqueue(self, task: Task[..., Any, R], chunks: Iterable[Sequence[NewJob]]) -> Handles[R]:
         terms, conn = task._terms(), task._using.conn
@@ -421,6 +442,8 @@ class Duly:
         return self._enqueued(task, terms, answers)
 
     async def _aadmit(self, queue: str, count: int, conn: Any, *, before: int) -> None:
+        if self._depths.lets_all_in(queue):
+            return
         with suppress(AnswerLost):
             await steps.arun(self._depths.admit(queue, count, before=before), lambda op: self._aadd(op, conn))
 

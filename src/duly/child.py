@@ -125,10 +125,10 @@ class Serving:
         """Take in jobs and requests to stop; without a worker there is nothing left to do."""
         try:
             while True:
-                message = receive(self._sock, dict)
-                if "asked" in message:
+                message = receive(self._sock, Any)
+                if isinstance(message, dict):
                     self._hear(msgspec.convert(message, Ask))
-                else:
+                else:  # a job, which travels as a list of its values
                     self._jobs.put(msgspec.convert(message, Claimed))
         finally:
             os._exit(1)

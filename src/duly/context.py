@@ -57,6 +57,7 @@ class Lease:
         "driver",
         "ended_at",
         "in_flight",
+        "interrupted",
         "job",
         "landed",
         "over",
@@ -82,6 +83,7 @@ class Lease:
         self.asked_at = 0.0
         self.aio: asyncio.Task[Any] | None = None
         self.thread: int | None = None
+        self.interrupted = False  # something was raised into that thread, or is about to be
         self.staged = False  # the finish is part of the caller's transaction
         self.sent = False  # the finish is on its way
         self.closed = False  # nothing that the handler still does counts

@@ -32,6 +32,10 @@ class Depths:
         self._look_at = -math.inf
         self._depths: dict[str, Depth] = {}
 
+    def lets_all_in(self, queue: str) -> bool:
+        """Say whether a queue is known to have no limit, as most have none: then `admit` need not be asked."""
+        return queue not in self._depths and self._clock() < self._look_at
+
     def admit(self, queue: str, count: int, *, before: int = 0) -> Steps[None]:
         """Refuse jobs that a queue has no room for. `before`: how many of the same call were enqueued already."""
         now = self._clock()

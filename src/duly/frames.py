@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -12,7 +12,6 @@ from msgspec import Struct
 from duly.context import Asked
 from duly.model import Cancelled, Crashed, Failed, Outcome, PartlyDone, Released, Snoozed, Succeeded, Waiting
 
-T = TypeVar("T")
 LENGTH_BYTES = 4
 
 _BY_NAME: dict[str, type[Any]] = {
@@ -79,7 +78,7 @@ async def read_frame(reader: asyncio.StreamReader, kind: Any) -> Any:
     return msgspec.json.decode(await reader.readexactly(length), type=kind)
 
 
-def receive(sock: socket.socket, kind: type[T]) -> T:
+def receive(sock: socket.socket, kind: Any) -> Any:
     """Read the next message, from a thread. Raises EOFError at the end of the other side."""
     return msgspec.json.decode(_exactly(sock, int.from_bytes(_exactly(sock, LENGTH_BYTES), "big")), type=kind)
 

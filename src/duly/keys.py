@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 import os
 import re
 import threading
@@ -26,6 +27,8 @@ Key: TypeAlias = str | int | Callable[..., str | int]
 LONGEST_KEY = 512
 
 _RANDOM_BITS = 74  # 12 before the variant and 62 after it
+_LOW_DIGITS = 12  # behind the last dash
+_LOW = (1 << 4 * _LOW_DIGITS) - 1
 _REPLAY = re.compile(r"#replay[0-9]+\Z")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -48,11 +51,11 @@ class Ids:
     def __init__(
         self,
         clock: Callable[[], int] = time.time_ns,
-        randomness: Callable[[int], bytes] = os.urandom,
+        randomness: Callable[[int], bytes] | None = None,
     ) -> None:
-        """Take a clock in nanoseconds and a source of random bytes."""
+        """Take a clock in nanoseconds and a source of random bytes, the system's if none is given."""
         self._clock = clock
-        self._randomness = randomness
+        self._randomness = randomness or self._draw
         self._seed()
         if hasattr(os, "register_at_fork"):
             # A weak reference: the hook cannot be taken back, and must not keep us alive.
@@ -64,13 +67,23 @@ class Ids:
         self._lock = threading.Lock()
         self._ms = -1
         self._tail = 0
+        self._drawn = io.BytesIO()
 
     def __call__(self) -> str:
         """Make the next id."""
-        return self.many(1)[0]
+        return _uuid7(*self._take(1))
 
     def many(self, count: int) -> list[str]:
         """Make the next ids, in their order."""
+        ms, first = self._take(count)
+        low = first & _LOW
+        if low + count > _LOW:  # what stands before them changes on the way
+            return [_uuid7(ms, tail) for tail in range(first, first + count)]
+        begins = _uuid7(ms, first)[:-_LOW_DIGITS]
+        return [f"{begins}{digits:012x}" for digits in range(low, low + count)]
+
+    def _take(self, count: int) -> tuple[int, int]:
+        """Give the millisecond and the first tail of the next ids."""
         with self._lock:
             now_ms = self._clock() // 1_000_000
             if now_ms > self._ms:
@@ -79,9 +92,9 @@ class Ids:
                 self._tail += 1
             if (self._tail + count - 1) >> _RANDOM_BITS:
                 self._begin(self._ms + 1)
-            ms, first = self._ms, self._tail
+            first = self._tail
             self._tail += count - 1
-        return [_uuid7(ms, tail) for tail in range(first, first + count)]
+            return self._ms, first
 
     def _begin(self, ms: int) -> None:
         self._ms = ms
@@ -90,6 +103,14 @@ class Ids:
     def _fresh(self) -> int:
         """Draw a random tail with its top bit clear, which leaves room to count up."""
         return int.from_bytes(self._randomness(10), "big") & ((1 << (_RANDOM_BITS - 1)) - 1)
+
+    def _draw(self, count: int) -> bytes:
+        """Ask the system for many bytes at once: that gives other threads a turn, in the middle of what callers do."""
+        drawn = self._drawn.read(count)
+        if len(drawn) < count:
+            self._drawn = io.BytesIO(os.urandom(100 * count))
+            drawn = self._drawn.read(count)
+        return drawn
 
 
 def id_in(batch_id: str, place: int) -> str:

@@ -69,6 +69,10 @@ class Lanes:
         """Whether a rate holds for a task, so that to claim one of its jobs costs a permit."""
         return task in self._rated
 
+    def has(self, queue: str) -> bool:
+        """Whether jobs of a queue may be in lanes."""
+        return bool(self._of(queue))
+
     async def next_permit(self, queue: str) -> int | None:
         """Read in how many milliseconds something may begin that only a rate holds up."""
         if not self._rated.intersection(self._of(queue)):
@@ -77,7 +81,7 @@ class Lanes:
 
     def ways(self, queue: str, plain: Way, kind: tuple[bool, bool]) -> Iterator[Way]:
         """Give the ways to claim from a queue, each first in its turn. Each kind of claim has turns of its own."""
-        if not self._of(queue):
+        if not self.has(queue):
             return iter((plain,))
         return iter((self._claim, plain) if self._is_first(queue, kind) else (plain, self._claim))
 

@@ -191,7 +191,7 @@ class Change(Struct, frozen=True):
     crashed: bool = False
 
 
-class Claimed(Struct, frozen=True, gc=False):
+class Claimed(Struct, frozen=True, gc=False, array_like=True):
     """A job on lease: all that a worker needs to run it and to record how it ended."""
 
     id: str
@@ -200,7 +200,6 @@ class Claimed(Struct, frozen=True, gc=False):
     queue: str
     priority: int
     payload: str
-    envelope: Envelope
     key: str | None
     attempt: int
     max_attempts: int
@@ -217,6 +216,7 @@ class Claimed(Struct, frozen=True, gc=False):
     cancel_requested_at: int | None
     origin: str | None = None
     lane: str | None = None
+    envelope: Envelope = Envelope()
 
 
 class TaskLimits(Struct, frozen=True):

@@ -82,4 +82,5 @@ class Pace:
 
 
 def _p95(took: deque[float]) -> float:
-    return sorted(took)[int(len(took) * 0.95)]
+    ordered = sorted(took)  # threads may add to it meanwhile
+    return ordered[int(len(ordered) * 0.95)]

@@ -30,6 +30,11 @@ class Shaping:
         limit = self._limits.get(queue)
         return limit is None or limit.retry_share is None
 
+    def is_plain(self, queue: str) -> bool:
+        """Say whether a queue was told nothing that bears on its claims."""
+        told = self._limits.get(queue)
+        return told is None or (told.ageing_ms is None and told.retry_share is None)
+
     def claim(
         self,
         queue: str,
@@ -43,7 +48,7 @@ class Shaping:
     ) -> Op[list[Claimed]]:
         """Make the claim of a queue; suspects are claimed as ever."""
         told = self._limits.get(queue)
-        if alone or told is None or (told.ageing_ms is None and told.retry_share is None):
+        if alone or told is None or self.is_plain(queue):
             return ops.claim(queue, limit=limit, token=token, worker=worker, tasks=tasks, alone=alone, marks=marks)
         retries = None if told.retry_share is None else self._earn(queue, told.retry_share, limit)
         return shape.claim(

@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from duly import runner
 from duly.context import Lease
@@ -21,6 +21,8 @@ from duly.threads import Threads
 
 if TYPE_CHECKING:
     from duly.worker import Worker
+
+T = TypeVar("T")
 
 # How long handlers run on without a look at the rest of the event loop.
 FAIR_SECONDS = 0.0005
@@ -34,7 +36,7 @@ class Slots:
         self._clock = worker.clock
         self._waiting: deque[Lease] = deque()
         self._running = 0
-        self._lock = threading.Lock()  # of the two above, which threads change too
+        self._lock = threading.Lock()  # of the number above, which threads change too
         self._resting: list[asyncio.Future[Lease]] = []
         self._background: set[asyncio.Task[Any]] = set()
         self._looked_up_at = 0.0  # when the event loop last had its turn
@@ -48,6 +50,11 @@ class Slots:
         return self._worker.concurrency - self._running
 
     @property
+    def is_closing(self) -> bool:
+        """Whether nothing more is taken on."""
+        return self._closing
+
+    @property
     def waiting(self) -> int:
         """How many jobs wait for a slot."""
         return len(self._waiting)
@@ -55,7 +62,10 @@ class Slots:
     @property
     def oldest(self) -> Lease | None:
         """The job that has waited longest for a slot."""
-        return self._waiting[0] if self._waiting else None
+        try:
+            return self._waiting[0]
+        except IndexError:  # a thread may have taken it just now
+            return None
 
     def put(self, lease: Lease) -> None:
         """Have a job wait for a slot; `fill` gives it one."""
@@ -67,18 +77,36 @@ class Slots:
             with self._lock:
                 if not self._waiting or self._running >= self._worker.concurrency:
                     return
-                lease = self._waiting.popleft()
                 self._running += 1
+            lease = self._take()
+            if lease is None:  # a thread was first
+                self._give_slot_back()
+                return
             self._start(lease)
 
     def take_back(self, now: float) -> Lease | None:
         """Give up the job that has waited longest, if that is too long."""
-        with self._lock:
-            if self._waiting and self._waiting[0].claimed_at + LATE_SECONDS <= now:
-                return self._waiting.popleft()
+        if not self._is_late(self.oldest, now):
+            return None
+        lease = self._take()
+        if lease is None or self._is_late(lease, now):
+            return lease
+        self._waiting.appendleft(lease)  # a thread was first and took the late one
+        self.fill()
         return None
 
-    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    @staticmethod
+    def _is_late(lease: Lease | None, now: float) -> bool:
+        return lease is not None and lease.claimed_at + LATE_SECONDS <= now
+
+    def _take(self) -> Lease | None:
+        """Take the next job, without a lock: threads that all end jobs must not wait for each other here."""
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
+
+    def in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run something beside the turns, until it ends or the worker does."""
         task = asyncio.create_task(work)
         self._background.add(task)
@@ -170,13 +198,19 @@ class Slots:
             self._start(following)
 
     def _following(self, ended: Lease) -> Lease | None:
-        """Give the slot of a job that has ended to the next one if it runs in the same place, else back."""
-        kind = ended.task.definition.kind
+        """Hand a slot on, or back, when its job has ended; gives the next one for it if that runs in the same place."""
+        following = self._take()
+        if following is None:
+            self._give_slot_back()
+        elif following.task.definition.kind is ended.task.definition.kind:
+            return following
+        else:
+            self._worker.call_soon(self._start, following)
+        return None
+
+    def _give_slot_back(self) -> None:
         with self._lock:
-            if self._waiting and self._waiting[0].task.definition.kind is kind:
-                return self._waiting.popleft()
             self._running -= 1
-            waiting = bool(self._waiting)
+            waiting = bool(self._waiting)  # put there before the slot was free
         if waiting:
             self._worker.call_soon(self.fill)
-        return None

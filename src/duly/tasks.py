@@ -158,11 +158,11 @@ class Task(Generic[P, C, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Add a job; returns when it is durable (or part of your transaction, with `using(conn=…)`)."""
-        return self._app._enqueue(self, [[self._new_job(args, kwargs)]])[0]
+        return self._app._enqueue_one(self, self._new_job(args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Add a job, from a coroutine."""
-        return (await self._app._aenqueue(self, [[self._new_job(args, kwargs)]]))[0]
+        return await self._app._aenqueue_one(self, self._new_job(args, kwargs))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Check the arguments of one job, to be enqueued with others by `enqueue_many`."""
@@ -264,14 +264,17 @@ class Task(Generic[P, C, R]):
         return self._shared
 
     def _new_job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:
-        return self._new_jobs([Call(self, self._payload(args, kwargs), args, kwargs)])[0]
+        payload = self._payload(args, kwargs)
+        if self._has_no_key:
+            return NewJob(self._app._new_id(), payload, None, None, self._envelope())
+        return self._new_jobs([Call(self, payload, args, kwargs)])[0]
 
     def _new_jobs(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
         """Make the jobs of calls that were checked, in their order."""
         ids, envelope = self._app._new_id.many(len(calls)), self._envelope()
-        key = self.definition.key if self._using.key is None else self._using.key
-        if key is None and not self.definition.is_laned:
+        if self._has_no_key:
             return [NewJob(id_, call.payload, None, None, envelope) for id_, call in zip(ids, calls, strict=True)]
+        key = self.definition.key if self._using.key is None else self._using.key
         return [
             NewJob(
                 id_,
@@ -282,6 +285,11 @@ class Task(Generic[P, C, R]):
             )
             for id_, call in zip(ids, calls, strict=True)
         ]
+
+    @property
+    def _has_no_key(self) -> bool:
+        """Whether nothing of its jobs depends on their arguments: neither a key nor a lane."""
+        return self._using.key is None and self.definition.key is None and not self.definition.is_laned
 
     def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         payload = self.definition.codec.encode_call(args, kwargs)

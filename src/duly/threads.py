@@ -73,12 +73,15 @@ class Threads:
     def run(self, lease: Lease) -> Outcome:
         """Run a handler in this thread, where `interrupt` may reach it until it has ended."""
         lease.thread = threading.get_ident()
+        outcome: Outcome | None = None
         try:
-            return runner.run(lease)
+            try:
+                outcome = runner.run(lease)
+            finally:
+                self._out_of_reach(lease)
         except TimeIsUp:  # a moment too late for the handler itself
-            return Failed(describe(timed_out(lease)))
-        finally:
             self._out_of_reach(lease)
+        return outcome or Failed(describe(timed_out(lease)))
 
     def interrupt(self, lease: Lease) -> None:
         """Raise into the thread that runs this handler. It is heard when the thread next runs Python code.
@@ -86,18 +89,23 @@ class Threads:
         What the handler has the database do meanwhile is done first.
         """
         with self._raising:
+            lease.interrupted = True  # before the look at its thread: see `_out_of_reach`
             thread = lease.thread
             if thread is not None:
                 shield.interrupt(thread, lambda: _raise_into(thread, TimeIsUp))
 
     def _out_of_reach(self, lease: Lease) -> None:
-        """See to it that nothing is raised into this thread for that handler any more."""
+        """See to it that nothing is raised into this thread for that handler any more.
+
+        Few are interrupted, and the others must not wait for each other here. Either who interrupts finds no thread any
+        more, or we find that it came before us.
+        """
         while True:
             try:
-                with self._raising:
-                    thread, lease.thread = lease.thread, None
-                    if thread is not None:
-                        _raise_into(thread, None)
+                lease.thread = None
+                if lease.interrupted:
+                    with self._raising:
+                        _raise_into(threading.get_ident(), None)
                 return
             except TimeIsUp:
                 continue

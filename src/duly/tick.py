@@ -49,6 +49,8 @@ class Ticked(Struct, frozen=True):
 class Ticker(Worker):
     """A worker for one tick."""
 
+    overlaps = False  # each claim is counted before the next
+
     def __init__(
         self,
         app: Duly,

@@ -20,7 +20,7 @@ import random
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from duly import keys, runner
 from duly.context import Asked, Lease
@@ -39,7 +39,7 @@ from duly.pace import LATE_SECONDS, Pace
 from duly.shaping import Shaping
 from duly.slots import Slots
 from duly.store import ops, shape
-from duly.store.ops import Finish, Op
+from duly.store.ops import Finish, Op, Rows
 from duly.switching import threads_switched_often
 from duly.tasks import Kind
 from duly.threads import Spawn, Threads, start_thread
@@ -65,8 +65,19 @@ LAST_SECONDS = 0.6
 GOODBYE_SECONDS = 5.0  # at most, where nobody waits for us to go
 
 
+class _Part(NamedTuple):
+    """A claim on its way, and what is to be known of it when its rows have come."""
+
+    op: Op[list[Claimed]]
+    limit: int
+    came_back: int
+    rows: asyncio.Task[Rows]
+
+
 class Worker:
     """Runs the jobs of one app in one process. `concurrency` handlers run at once."""
+
+    overlaps = True  # a claim may be sent off before the one before it is read, and ends while one is on its way
 
     def __init__(
         self,
@@ -114,6 +125,7 @@ class Worker:
         self._told = False
         self._gave_back = False
         self._filling = False
+        self._arrived = 0  # jobs of a claim that are not read yet, while the next one is sent off
         self._recording: list[asyncio.Task[None]] = []  # ends that are on their way
         self._being_recorded = 0  # how many slots they free
         self.emptying = False  # claims nothing, so that a suspect can run alone in this process
@@ -348,6 +360,12 @@ class Worker:
 
     async def _send_ended(self) -> None:
         """Send off what has ended since the last time; the claims go on meanwhile."""
+        sent = self._send_off()
+        if 0 < sent < MANY and self.driver.one_writer:
+            await asyncio.sleep(0)  # they begin, so that the claim can share their commit
+
+    def _send_off(self) -> int:
+        """Send off what has ended, and say how much."""
         sent = len(self._ended)
         # Each way by itself: one that fails or takes long would hold up the others.
         ways: defaultdict[ops.Way, list[Ended]] = defaultdict(list)
@@ -361,8 +379,16 @@ class Worker:
         self._recording = [
             self._slots.in_background(self._record_turn(alike, self._free(alike))) for alike in ways.values()
         ]
-        if self._recording and self.driver.one_writer and sent < MANY:
-            await asyncio.sleep(0)  # they begin, so that the claim can share their commit
+        return sent
+
+    def _send_beside_claim(self) -> None:
+        """Send off what has ended while a claim is on its way, unless it is little and can share a commit later."""
+        least = MANY if self.driver.one_writer else 1
+        if not self.overlaps or self._slots.is_closing or len(self._ended) < least:
+            return
+        if self._is_worth_recording() and all(map(_is_well_done, self._recording)):
+            self._send_off()
+            self._came_back += 1  # what they have enqueued may have come after that claim has looked
 
     def _free(self, ended: Sequence[Ended]) -> int:
         """Let others have the slots of what has ended, while that is on its way; says how many."""
@@ -383,7 +409,7 @@ class Worker:
         A turn is not patient: what cannot be recorded with it, now or ever, is left to itself.
         """
         try:
-            op = ops.finish([Finish(lease.job, change) for lease, change in ended])
+            op = ops.finish([(lease.job, change) for lease, change in ended])
             verdicts = await self.surely(op, patient=patient)
         except Exception as error:
             if not patient:
@@ -471,18 +497,63 @@ class Worker:
         """
         limit = self.queues[queue]
         if limit is not None and ahead:
-            return max(0, min(limit, self.concurrency) - self._held_of(queue) - self._room(queue))
-        return 0 if self._slots.waiting > ahead - ahead // PARTS else ahead
+            held = self._held_of(queue) + self._arrived
+            return max(0, min(limit, self.concurrency) - held - self._room(queue))
+        return 0 if self._slots.waiting + self._arrived > ahead - ahead // PARTS else ahead
 
     async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
         """Claim for the free slots, and of quick tasks beyond them."""
         if quick.issuperset(self.app.tasks):
-            return await self._take(queue, min(room + ahead, self.concurrency + ahead // PARTS), self.app.tasks)
+            if self._is_all_there_is(queue):
+                return await self._take_parts(queue)
+            return await self._take(queue, self._part(queue), self.app.tasks)
         taken = await self._take(queue, room, self.app.tasks)
         # Not before a slot is free again: quick jobs on top of quick jobs would never leave one to the others.
         if ahead and taken >= room > 0:
             taken += await self._take(queue, min(ahead, self._room(queue) + ahead), quick)
         return taken
+
+    async def _take_parts(self, queue: str) -> int:
+        """Claim quick jobs part after part, each sent off before the one before it is read and begun."""
+        taken, part = 0, self._ask(queue)
+        while part is not None:
+            rows = await part.rows
+            self._arrived = len(rows)
+            goes_on = len(rows) >= part.limit and self._takes_jobs() and self._is_all_there_is(queue)
+            following = self._ask(queue) if goes_on else None
+            try:
+                if following is not None:
+                    await asyncio.sleep(0)  # it begins
+            finally:  # whoever cancels us gives back what we hold
+                self._arrived = 0
+                leases = self._hold(part.op.read(rows))
+            self._note_taken(queue, leases, part.limit, part.came_back)
+            self._begin_all(leases)
+            self._note_busy(len(leases))
+            taken, part = taken + len(leases), following
+        return taken
+
+    def _is_all_there_is(self, queue: str) -> bool:
+        """Say whether claims of a queue depend on nothing but the room for them, least of all on each other."""
+        alone = len(self.queues) == 1 and not self.lanes.has(queue) and self.shaping.is_plain(queue)
+        return alone and self.overlaps
+
+    def _ask(self, queue: str) -> _Part | None:
+        """Send off the claim of a part, if there is room for one."""
+        self._give_back_late()
+        limit = self._part(queue)
+        if limit <= 0:
+            return None
+        self.lanes.unseen = False
+        op = self._plain_claim(queue, limit, list(self.app.tasks), self.id, alone=False)
+        return _Part(op, limit, self._came_back, self._slots.in_background(self.surely(op.unread())))
+
+    def _part(self, queue: str) -> int:
+        """Say how many quick jobs to claim at once."""
+        ahead, quick = self._pace.ahead(self.clock())
+        if not quick.issuperset(self.app.tasks):
+            return 0
+        return min(self._room(queue) + self._further(queue, ahead), self.concurrency + ahead // PARTS)
 
     async def _take(self, queue: str, limit: int, tasks: Iterable[str]) -> int:
         if limit <= 0:
@@ -490,9 +561,18 @@ class Worker:
         came_back, self.lanes.unseen = self._came_back, False
         leases = await self.claim(queue, limit, tasks)
         if tasks is self.app.tasks:
-            self._note_reached(queue, leases)
-            if len(leases) < limit and came_back == self._came_back and not self.lanes.unseen:
-                self._exhausted.add(queue)
+            self._note_taken(queue, leases, limit, came_back)
+        self._begin_all(leases)
+        return len(leases)
+
+    def _note_taken(self, queue: str, leases: Sequence[Lease], limit: int, came_back: int) -> None:
+        """Note how far a queue is claimed, and whether it had less than was asked for."""
+        self._note_reached(queue, leases)
+        if len(leases) < limit and came_back == self._came_back and not self.lanes.unseen:
+            self._exhausted.add(queue)
+
+    def _begin_all(self, leases: Sequence[Lease]) -> None:
+        """Give slots to what was claimed, and have the rest wait for one."""
         self._pace.note_claim(len(leases), sum(len(lease.job.payload) for lease in leases))
         free = self._slots.free
         for place, lease in enumerate(leases):
@@ -503,7 +583,6 @@ class Worker:
             else:
                 self._slots.put(lease)
         self._slots.fill()
-        return len(leases)
 
     async def claim(
         self, queue: str, limit: int, tasks: Iterable[str], *, alone: bool = False, child: bool = False
@@ -519,12 +598,16 @@ class Worker:
     async def _claim_plain(
         self, queue: str, limit: int, tasks: Collection[str], holder: str, alone: bool
     ) -> list[Claimed]:
-        marks = [] if alone else self._watermarks[queue].marks()
-        token = keys.new_token()
-        op = self.shaping.claim(queue, limit=limit, token=token, worker=holder, tasks=tasks, alone=alone, marks=marks)
-        jobs = await self.surely(op)
+        jobs = await self.surely(self._plain_claim(queue, limit, tasks, holder, alone))
         self.shaping.took(queue, jobs)
         return jobs
+
+    def _plain_claim(
+        self, queue: str, limit: int, tasks: Collection[str], holder: str, alone: bool
+    ) -> Op[list[Claimed]]:
+        marks = [] if alone else self._watermarks[queue].marks()
+        token = keys.new_token()
+        return self.shaping.claim(queue, limit=limit, token=token, worker=holder, tasks=tasks, alone=alone, marks=marks)
 
     def _hold(self, jobs: Sequence[Claimed]) -> list[Lease]:
         """Note what was claimed as held."""
@@ -573,10 +656,10 @@ class Worker:
 
     def _room(self, queue: str) -> int:
         """Say how many jobs of a queue may be claimed beside those held."""
-        room = self.concurrency - (self._in_slots() - self._being_recorded) - len(self._stuck)
+        room = self.concurrency - (self._in_slots() - self._being_recorded) - len(self._stuck) - self._arrived
         limit = self.queues[queue]
         if limit is not None:
-            room = min(room, limit - self._held_of(queue))
+            room = min(room, limit - self._held_of(queue) - self._arrived)
         return room
 
     def _held_of(self, queue: str) -> int:
@@ -680,7 +763,13 @@ class Worker:
         """Wake the turns, from any thread."""
         if not self._poked:
             self._poked = True
-            self.call_soon(self._wake.set)
+            self.call_soon(self._woken)
+
+    def _woken(self) -> None:
+        self._poked = False
+        self._wake.set()
+        if self._filling:
+            self._send_beside_claim()
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         """Do what would block the event loop in a thread of our own: handlers may have taken all others."""
@@ -879,6 +968,10 @@ class Worker:
             self._vacant.clear()
             self.poke()
             await self._vacant.wait()
+
+
+def _is_well_done(sent: asyncio.Task[None]) -> bool:
+    return sent.done() and not sent.cancelled() and sent.exception() is None
 
 
 def _lets_others_run(ended: Sequence[Ended]) -> bool:

@@ -208,6 +208,16 @@ def test_a_drain_of_some_queues_leaves_the_others(isolated: Duly) -> None:
     testing.assert_enqueued(other, state="ready")
 
 
+def test_a_drain_notes_the_error_of_a_job_that_comes_behind_many_quick_ones(isolated: Duly) -> None:
+    @isolated.task
+    async def check(number: int) -> None:
+        assert number < 150, "too many"
+
+    check.enqueue_many(check.call(number) for number in range(200))
+    with pytest.raises(AssertionError, match="too many"):
+        testing.drain(isolated, raises=True)
+
+
 def test_a_drain_raises_the_first_error_if_asked_to_and_only_then(isolated: Duly) -> None:
     errors = [ValueError("first"), TypeError("second")]
 

@@ -58,6 +58,17 @@ def test_s10_a_tick_runs_no_more_than_its_limit(app: Duly) -> None:
     assert ran == list(range(25))
 
 
+def test_s10_a_tick_runs_no_more_than_its_limit_of_quick_jobs_that_are_claimed_ahead(app: Duly) -> None:
+    @app.task
+    async def note(number: int) -> None: ...
+
+    note.enqueue_many(note.call(number) for number in range(3000))
+    assert [(said.ran, said.more) for said in (tick(app, limit=100), tick(app, limit=2000))] == [
+        (100, True),
+        (2000, True),
+    ]
+
+
 def test_s10_a_tick_fires_no_more_schedules_than_its_limit(app: Duly) -> None:
     @app.task
     def note() -> None: ...

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from duly import Duly
 from duly.context import Asked, Lease, current
 from duly.lifecycle import DONE
-from duly.model import Failed, Failure, State, Succeeded
+from duly.model import Claimed, Failed, Failure, State, Succeeded
 from duly.overtime import Overtime
 from duly.pace import MOST_AHEAD
 from duly.store import ops
@@ -68,6 +69,193 @@ def test_the_next_job_is_claimed_while_an_end_is_on_its_way(app: Duly) -> None:
     asyncio.run(drained(app, concurrency=1))
     assert held == ["finish"]
     assert [job.state for job in app.list()] == [State.SUCCEEDED, State.SUCCEEDED]
+
+
+@pytest.mark.parametrize("queues", [1, 2])
+def test_a_claim_of_quick_jobs_is_sent_off_before_the_one_before_it_is_read(app: Duly, queues: int) -> None:
+    """Unless there are other queues, which have their turn first."""
+    on_its_way = 0
+    meanwhile: list[int] = []  # claims that were on their way when another was read
+
+    @app.task
+    async def quick(number: int) -> None: ...
+
+    count = 5000
+    quick.enqueue_many(quick.call(number) for number in range(count))
+    send = app.driver.arun
+
+    async def arun(op: Op[Any]) -> Any:
+        nonlocal on_its_way
+        counts = op.name == "claim" and not op.params.get("alone")
+        on_its_way += counts
+        try:
+            return await send(op)
+        finally:
+            on_its_way -= counts
+
+    async def run() -> None:
+        worker = Worker(app, signals=False, drain=True, queues=["default", "other"][:queues])
+        hold = worker._hold
+
+        def held(jobs: Sequence[Claimed]) -> list[Lease]:
+            if len(jobs) > 1000:
+                meanwhile.append(on_its_way)
+            return hold(jobs)
+
+        worker._hold = held  # type: ignore[method-assign]
+        await asyncio.wait_for(worker.run(), SECONDS)
+
+    app.driver.arun = arun  # type: ignore[method-assign]
+    asyncio.run(run())
+    assert meanwhile[0] == (1 if queues == 1 else 0)
+    assert set(meanwhile) <= {0, meanwhile[0]}
+
+
+def test_what_has_ended_is_recorded_while_a_claim_is_on_its_way(app: Duly) -> None:
+    recorded = asyncio.Event()
+    waited: list[int] = []
+
+    @app.task
+    async def quick(number: int) -> None: ...
+
+    count = 5000
+    quick.enqueue_many(quick.call(number) for number in range(count))
+    send = app.driver.arun
+    ended = 0
+
+    async def arun(op: Op[Any]) -> Any:
+        nonlocal ended
+        if op.name == "claim" and op.params["limit"] > 1000 and ended < count - 2000:
+            recorded.clear()
+            await asyncio.wait_for(recorded.wait(), SECONDS)  # for ever, if nothing else is sent meanwhile
+            waited.append(ended)
+        answer = await send(op)
+        if op.name == "finish":
+            ended += len(answer)
+            recorded.set()
+        return answer
+
+    app.driver.arun = arun  # type: ignore[method-assign]
+    asyncio.run(drained(app))
+    assert waited
+    assert ended == count
+
+
+@pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
+def test_a_drain_runs_what_was_enqueued_while_an_empty_claim_was_on_its_way(app: Duly, queues: list[str]) -> None:
+    """The end of who enqueued it may be recorded before that claim is answered, and then nothing is held."""
+    may_end, recorded = asyncio.Event(), asyncio.Event()
+    ran: list[str] = []
+
+    @app.task
+    async def child() -> None:
+        ran.append("child")
+
+    @app.task
+    async def parent() -> None:
+        await may_end.wait()
+        await child.aenqueue()
+        ran.append("parent")
+
+    parent.enqueue()
+    send = app.driver.arun
+
+    async def arun(op: Op[Any]) -> Any:
+        answer = await send(op)
+        empty = op.name == "claim" and not op.params.get("alone") and not answer
+        # The last of the queues, while the job runs, after the others had nothing.
+        if empty and worker._held and worker._exhausted.issuperset({*queues} - {op.params["queue"]}):
+            may_end.set()
+            with contextlib.suppress(TimeoutError):  # few ends wait for the claim where they could share a commit
+                await asyncio.wait_for(recorded.wait(), 0.5)
+        if op.name == "finish":
+            recorded.set()
+        return answer
+
+    app.driver.arun = arun  # type: ignore[method-assign]
+    worker = Worker(app, signals=False, drain=True, queues=queues)
+    asyncio.run(asyncio.wait_for(worker.run(), SECONDS))
+    assert ran == ["parent", "child"]
+
+
+def test_b06_jobs_in_lanes_of_other_code_have_their_turn_beside_a_backlog_of_quick_ones(app: Duly) -> None:
+    """A queue in which lanes are found is claimed in turns again, also in the middle of a backlog."""
+
+    @app.task
+    async def quick(number: int) -> None: ...
+
+    quick.enqueue_many(quick.call(number) for number in range(12_000))
+    parts: list[int] = []
+
+    async def run() -> None:
+        worker = Worker(app, signals=False, drain=True)
+        take_parts = worker._take_parts
+
+        async def counted(queue: str) -> int:
+            parts.append(await take_parts(queue))
+            return parts[-1]
+
+        async def found(op: Op[Any]) -> None:
+            if op.params["limit"] > 1000:
+                worker.lanes._found = {"default": frozenset({"quick"})}
+
+        worker._take_parts = counted  # type: ignore[method-assign]
+        slowed(app, "claim", found)
+        await asyncio.wait_for(worker.run(), SECONDS)
+
+    asyncio.run(run())
+    assert max(parts) < 3000  # the claim that was on its way, and no more
+    assert {job.state for job in app.list(limit=100)} == {State.SUCCEEDED}
+
+
+def test_what_is_left_of_lanes_that_have_gone_does_not_keep_a_worker_awake(app: Duly) -> None:
+    @app.task
+    async def quick(number: int) -> None: ...
+
+    quick.enqueue_many(quick.call(number) for number in range(100))
+
+    async def run() -> None:
+        worker = Worker(app, signals=False, drain=True)
+        take_parts = worker._take_parts
+
+        async def after_lanes(queue: str) -> int:
+            worker.lanes.unseen = True  # by a claim of lanes that are not there any more
+            return await take_parts(queue)
+
+        worker._take_parts = after_lanes  # type: ignore[method-assign]
+        await asyncio.wait_for(worker.run(), SECONDS)
+
+    asyncio.run(run())
+    assert {job.state for job in app.list(limit=100)} == {State.SUCCEEDED}
+
+
+def test_j18_what_a_claim_has_brought_is_given_back_though_its_worker_breaks_before_it_is_read(app: Duly) -> None:
+    @app.task
+    async def quick(number: int) -> None: ...
+
+    quick.enqueue_many(quick.call(number) for number in range(6000))
+    brought: list[int] = []
+
+    async def run() -> None:
+        worker = Worker(app, signals=False)
+        ask = worker._ask
+
+        def asked(queue: str) -> Any:
+            if worker._arrived > 1000 and not brought:
+                brought.append(worker._arrived)
+                turns = asyncio.current_task()
+                assert turns is not None
+                turns.cancel()  # while the rows are there and not read
+                return SimpleNamespace()
+            return ask(queue)
+
+        worker._ask = asked  # type: ignore[method-assign]
+        await asyncio.wait_for(worker.run(), SECONDS)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    assert brought
+    assert app.list(state="running", limit=1) == []
 
 
 def test_a_worker_whose_end_is_on_its_way_does_not_spin(app: Duly) -> None:

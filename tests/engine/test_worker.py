@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,6 +200,26 @@ def test_j16_a_thread_that_asks_the_database_is_interrupted_too(app: Duly, asks:
     app.run(drain=True, signals=False)
     assert seen == [TimeIsUp]
     assert "job.stuck" not in heard
+
+
+def test_j16_what_is_raised_into_a_thread_is_taken_back_when_its_handler_has_ended(monkeypatch: Any) -> None:
+    raised: list[Any] = []
+    threads = Threads(1, lambda work, name: threading.Thread(), lambda lease: None)
+    lease = SimpleNamespace(thread=None, interrupted=False)
+
+    def in_time(_: Any) -> Any:
+        threads.interrupt(lease)  # type: ignore[arg-type]
+        return "outcome"
+
+    monkeypatch.setattr("duly.threads._raise_into", lambda thread, error: raised.append(error))
+    monkeypatch.setattr(runner, "run", lambda lease: "outcome")
+    assert threads.run(lease) == "outcome"  # type: ignore[arg-type, comparison-overlap]
+    assert raised == []  # nobody has to wait for anybody where nothing was raised
+    monkeypatch.setattr(runner, "run", in_time)
+    assert threads.run(lease) == "outcome"  # type: ignore[arg-type, comparison-overlap]
+    assert raised == [TimeIsUp, None]
+    threads.interrupt(lease)  # type: ignore[arg-type]  # too late
+    assert raised == [TimeIsUp, None]
 
 
 @pytest.mark.parametrize("returned", ["too late", None])

@@ -18,7 +18,103 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "src/duly/worker.py",
-        "            return max(0, min(limit, self.concurrency) - self._held_of(queue) - self._room(queue))\n",
+        "            self._came_back += 1  # what they have enqueued may have come after that claim has looked\n",
+        "",
+        "tests/engine/test_turns.py -k 'empty_claim and postgres'",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        " and self._takes_jobs() and self._is_all_there_is(queue)\n",
+        " and self._takes_jobs()\n",
+        "tests/engine/test_turns.py -k 'lanes_of_other_code and sqlite'",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "            return None\n        self.lanes.unseen = False\n",
+        "            return None\n",
+        "tests/engine/test_turns.py -k 'lanes_that_have_gone and sqlite'",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "            finally:  # whoever cancels us gives back what we hold\n",
+        "            except ZeroDivisionError:\n                pass\n            else:\n",
+        "tests/engine/test_turns.py -k 'claim_has_brought and sqlite'",
+    ),
+    Mutant(
+        "src/duly/keys.py",
+        "        if low + count > _LOW:  # what stands before them changes on the way\n",
+        "        if low > _LOW:\n",
+        "tests/rules/test_keys.py -k made_together",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "envelope=envelopes.unpack(envelope))\n\n\ndef extend",
+        "envelope=envelopes.unpack(None))\n\n\ndef extend",
+        "tests/engine/test_context.py tests/engine/test_enqueue.py -k sqlite",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "            held = self._held_of(queue) + self._arrived\n",
+        "            held = self._held_of(queue)\n",
+        "tests/engine/test_worker.py -k no_more_at_once",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "            following = self._ask(queue) if goes_on else None\n",
+        "            following = None\n",
+        "tests/engine/test_turns.py -k 'quick_jobs_is_sent and sqlite'",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "alone = len(self.queues) == 1 and ",
+        "alone = ",
+        "tests/engine/test_turns.py -k 'quick_jobs_is_sent and sqlite'",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "            self._send_beside_claim()\n",
+        "            pass\n",
+        "tests/engine/test_turns.py -k 'while_a_claim and sqlite'",
+    ),
+    Mutant(
+        "src/duly/threads.py",
+        "            lease.interrupted = True  # before the look at its thread: see `_out_of_reach`\n",
+        "",
+        "tests/engine/test_worker.py -k taken_back",
+    ),
+    Mutant(
+        "src/duly/keys.py",
+        "        self._drawn = io.BytesIO()\n",
+        "        self._drawn = getattr(self, '_drawn', io.BytesIO())\n",
+        "tests/rules/test_keys.py -k forked",
+    ),
+    Mutant(
+        "src/duly/depth.py",
+        "return queue not in self._depths and self._clock() < self._look_at",
+        "return queue not in self._depths",
+        "tests/engine/test_queue_limits.py -k sqlite",
+    ),
+    Mutant(
+        "src/duly/depth.py",
+        "return queue not in self._depths and self._clock() < self._look_at",
+        "return self._clock() < self._look_at",
+        "tests/engine/test_queue_limits.py -k sqlite",
+    ),
+    Mutant(
+        "src/duly/testing/drainer.py",
+        "    overlaps = False  # so that jobs run in the same order each time\n",
+        "",
+        "tests/edges/test_testing.py -k 'behind_many_quick and sqlite'",
+    ),
+    Mutant(
+        "src/duly/tick.py",
+        "    overlaps = False  # each claim is counted before the next\n",
+        "",
+        "tests/engine/test_tick.py -k 'claimed_ahead and sqlite'",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "            return max(0, min(limit, self.concurrency) - held - self._room(queue))\n",
         "            return 0\n",
         "tests/engine/test_turns.py -k has_its_turn_beside",
     ),
@@ -402,8 +498,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/gather.py",
-        'if name != "jobs")\n',
-        'if name not in ("jobs", "queue"))\n',
+        '(id(op.alike), op.params["now"])',
+        '(0, op.params["now"])',
         "tests/contract/test_sqlite_gather.py -k one_statement",
     ),
     Mutant(
@@ -552,8 +648,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        "one_writer and sent < MANY:",
-        "one_writer and sent > MANY:",
+        "if 0 < sent < MANY and self.driver.one_writer:",
+        "if sent > MANY and self.driver.one_writer:",
         "tests/engine/test_turns.py -k few_ends",
     ),
     Mutant(
@@ -2963,14 +3059,14 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/gather.py",
-        "            alike.setdefault(terms, []).append(op)",
-        "            alike.setdefault((), []).append(op)",
+        "            alike.setdefault((id(op.alike), ",
+        "            alike.setdefault((0, ",
         "tests/contract/test_coalesce.py -k own_terms",
     ),
     Mutant(
         "src/duly/store/gather.py",
-        ',".join(filter(None, (listed(op)["jobs"][1:-1] for op in ops)))',
-        ',".join(listed(op)["jobs"][1:-1] for op in ops)',
+        ',".join(filter(None, (_jobs(op)[1:-1] for op in ops)))',
+        ',".join(_jobs(op)[1:-1] for op in ops)',
         "tests/contract/test_coalesce.py -k one_statement",
     ),
     Mutant(
@@ -3143,7 +3239,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        "            room = min(room, limit - self._held_of(queue))\n",
+        "            room = min(room, limit - self._held_of(queue) - self._arrived)\n",
         "            pass\n",
         "tests/engine/test_worker.py -k no_more_at_once",
     ),

@@ -119,6 +119,13 @@ def id_of_a_forked_child(ids: Ids) -> uuid.UUID:
     return uuid.UUID(text)
 
 
+@pytest.mark.parametrize("first", [0, 5, 2**48 - 3, 2**48 - 2, 2**48 - 1, 2**62 - 2, 2**73 - 9])
+def test_ids_made_together_are_those_made_one_by_one(first: int) -> None:
+    together, alone = (Ids(Clock(), lambda n: first.to_bytes(10, "big") * (n // 10)) for _ in range(2))
+    assert together.many(7) == [alone() for _ in range(7)]
+    assert together() == alone()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_children_make_ids_of_their_own_even_when_the_lock_was_held():
     ids = Ids(Clock())

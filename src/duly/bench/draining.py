@@ -21,7 +21,6 @@ HALF_OF_LIMIT = Target(at_least=0.5)
 SYNC = Target(at_least=0.6)
 REAL_PATH = Target(at_least=0.5)
 CPU = {True: Target(at_most=0.5), False: Target(at_most=0.4)}
-BATCHES = (100, 1_000)
 BULK = 1_000
 
 
@@ -33,6 +32,18 @@ class Way(NamedTuple):
     workers: int = 1
 
 
+class Taken(NamedTuple):
+    """One way to drain the limit: how many at once, and whether they are kept."""
+
+    batch: int
+    keep: bool = False
+
+    def __str__(self) -> str:
+        return f"limit by {self.batch:,}{', kept' if self.keep else ''}"
+
+
+# What is kept is judged beside a limit that keeps it too, and shown beside those that keep nothing.
+LIMIT_KEPT, LIMIT, LIMIT_OF_MANY = Taken(100, keep=True), Taken(100), Taken(1_000)
 ASYNC, ASYNC_GONE = Way("async"), Way("async", keep=False)
 SYNC_KEPT, SYNC_GONE = Way("sync"), Way("sync", keep=False)
 TWO = Way("async", workers=2)
@@ -108,8 +119,8 @@ def check(way: Way, runs: bytes, recorded: Recorded) -> None:
         )
 
 
-def drain_limit(place: Place, batch: int, jobs: int) -> float:
-    """Drain as many bare rows; answers rows a second."""
+def drain_limit(place: Place, batch: int, jobs: int, *, keep: bool = False) -> float:
+    """Drain as many bare rows, keeping them as history or not; answers rows a second."""
     place.fresh()
     new_id = Ids()
     with closing(place.limit()) as limit:
@@ -117,10 +128,10 @@ def drain_limit(place: Place, batch: int, jobs: int) -> float:
             numbers = range(first, min(first + BULK, jobs + batch))
             limit.insert_many([new_id() for _ in numbers], [f'{{"n":{n}}}' for n in numbers])
         place.settle()
-        limit.take(batch)  # the first one prepares the statement
+        limit.take(batch, keep=keep)  # the first one prepares the statement
         begun = time.perf_counter()
         taken = 0
-        while found := limit.take(batch):
+        while found := limit.take(batch, keep=keep):
             taken += found
         seconds = time.perf_counter() - begun
     if taken != jobs:
@@ -135,7 +146,7 @@ class Drains:
         self._place = place
         self._plan = plan
         self._made: dict[tuple[Way, int], Drained] = {}
-        self._limits: dict[tuple[int, int], float] = {}
+        self._limits: dict[tuple[Taken, int], float] = {}
 
     def make(self, way: Way, turn: int) -> Drained:
         """Drain in this way, unless that was done in this repetition."""
@@ -143,11 +154,11 @@ class Drains:
             self._made[way, turn] = drain(self._place, way, self._plan.jobs)
         return self._made[way, turn]
 
-    def make_limit(self, batch: int, turn: int) -> float:
+    def make_limit(self, taken: Taken, turn: int) -> float:
         """Drain the limit, unless that was done in this repetition."""
-        if (batch, turn) not in self._limits:
-            self._limits[batch, turn] = drain_limit(self._place, batch, self._plan.jobs)
-        return self._limits[batch, turn]
+        if (taken, turn) not in self._limits:
+            self._limits[taken, turn] = drain_limit(self._place, taken.batch, self._plan.jobs, keep=taken.keep)
+        return self._limits[taken, turn]
 
     def rates(self, way: Way) -> list[float]:
         """Give jobs a second of all repetitions."""
@@ -157,9 +168,9 @@ class Drains:
         """Give the drains of all repetitions."""
         return [self._made[way, turn] for turn in range(self._plan.repeat)]
 
-    def limit_rates(self, batch: int) -> list[float]:
+    def limit_rates(self, taken: Taken) -> list[float]:
         """Give rows a second of all repetitions."""
-        return [self._limits[batch, turn] for turn in range(self._plan.repeat)]
+        return [self._limits[taken, turn] for turn in range(self._plan.repeat)]
 
 
 class _OfDrains(Part):
@@ -178,26 +189,34 @@ class OneWorker(_OfDrains):
 
     def run(self, turn: int) -> None:
         """Drain in every way, and the limit in between."""
-        sides: Sequence[Way | int] = (ASYNC, BATCHES[0], ASYNC_GONE, BATCHES[1], SYNC_KEPT, SYNC_GONE)
+        sides: Sequence[Way | Taken] = (
+            ASYNC,
+            LIMIT_KEPT,
+            LIMIT,
+            ASYNC_GONE,
+            LIMIT_OF_MANY,
+            SYNC_KEPT,
+            SYNC_GONE,
+        )
         for side in in_order(sides, turn):
-            if isinstance(side, int):
+            if isinstance(side, Taken):
                 self.drains.make_limit(side, turn)
             else:
                 self.drains.make(side, turn)
 
     def figures(self) -> Iterator[Figure]:
-        """Give jobs a second beside both limits; the sync ones beside the async ones too."""
+        """Give jobs a second beside the limits; the sync ones beside the async ones too."""
         store, jobs = self.place.store, f"{self.plan.jobs:,}"
-        limits = {f"limit by {batch:,}": self.drains.limit_rates(batch) for batch in BATCHES}
-        for way in (ASYNC, ASYNC_GONE):
-            samples = {"duly": self.drains.rates(way), **limits}
+        limits = {str(taken): self.drains.limit_rates(taken) for taken in (LIMIT, LIMIT_OF_MANY)}
+        for way, like in ((ASYNC, LIMIT_KEPT), (ASYNC_GONE, LIMIT)):
+            samples = {"duly": self.drains.rates(way), str(like): self.drains.limit_rates(like), **limits}
             yield compared(
                 store,
                 f"drain of {jobs} no-op jobs, async",
                 "jobs/s",
                 samples,
                 HALF_OF_LIMIT,
-                judged="limit by 100",
+                judged=str(like),
                 part="c",
                 keep=kept(way.keep),
                 short=f"drain {kept(way.keep)}",

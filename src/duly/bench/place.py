@@ -37,10 +37,11 @@ class Limit(ABC):
         """Add jobs by one statement and commit."""
 
     @abstractmethod
-    def take(self, batch: int) -> int:
+    def take(self, batch: int, *, keep: bool = False) -> int:
         """Claim the oldest jobs and delete those claimed before, in one round trip and one commit.
 
-        Answers how many were claimed. Until the next call they are on lease, as jobs are while they run.
+        With `keep` they are moved to a table of what has ended, which has an id, a payload and two times. Answers how
+        many were claimed. Until the next call they are on lease, as jobs are while they run.
         """
 
     @abstractmethod

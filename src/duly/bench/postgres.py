@@ -18,7 +18,7 @@ from duly.store.postgres import bring_up_to_date, describe, translate
 SCHEMA = "duly_bench"
 TABLES = (
     "duly_job", "duly_done", "duly_key", "duly_attempt", "duly_worker", "duly_event", "duly_schedule", "duly_fire",
-    "duly_lane", "bare",
+    "duly_lane", "bare", "bare_done",
 )  # fmt: skip
 SHOWN = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "autovacuum")
 LOCK = "select pg_try_advisory_lock(hashtext('duly bench'))"
@@ -28,6 +28,9 @@ TABLE = (
         id uuid not null primary key, queue text not null, state text not null, payload text not null,
         due_at bigint not null, token bigint, lease_until bigint)""",
     "create index bare_ready on {bare} (queue, due_at) where state = 'ready'",
+    """create table {bare}_done (
+        id uuid not null primary key, queue text not null, payload text not null, due_at bigint not null,
+        finished_at bigint not null)""",
 )
 INSERT = "insert into {bare} values (%(id)s::uuid, 'default', 'ready', %(payload)s, %(now)s::bigint, null, null)"
 INSERT_MANY = """
@@ -36,11 +39,13 @@ INSERT_MANY = """
       from unnest(%(ids)s::uuid[], %(payloads)s::text[]) as job (id, payload)"""
 # The batch stands in the statement: as a parameter it would have the server plan anew for each claim.
 TAKE = """
-    with gone as (delete from {bare} where id = any (%(ids)s::uuid[]))
+    with gone as (delete from {bare} where id = any (%(ids)s::uuid[]){kept})
     update {bare} set state = 'running', token = 1, lease_until = %(now)s::bigint + 30000
      where id = any (array(select id from {bare} where queue = 'default' and state = 'ready'
                             order by due_at limit {batch} for update skip locked))
     returning id::text, payload"""
+KEPT = """ returning id, queue, payload, due_at),
+    kept as (insert into {bare}_done select id, queue, payload, due_at, %(now)s::bigint from gone"""
 
 
 @contextmanager
@@ -179,9 +184,10 @@ class PostgresLimit(Limit):
         params = {"ids": array(ids), "payloads": array(map(quoted, payloads)), "now": now_ms()}
         self._conn.execute(INSERT_MANY.format(bare=self._bare).encode(), params)
 
-    def take(self, batch: int) -> int:
-        """Claim the oldest jobs and delete those claimed before, in one round trip."""
-        statement = TAKE.format(bare=self._bare, batch=batch)
+    def take(self, batch: int, *, keep: bool = False) -> int:
+        """Claim the oldest jobs and delete or move those claimed before, in one round trip."""
+        kept = KEPT.format(bare=self._bare) if keep else ""
+        statement = TAKE.format(bare=self._bare, batch=batch, kept=kept)
         params = {"ids": array(self._held), "now": now_ms()}
         claimed = self._conn.execute(statement.encode(), params, binary=True).fetchall()
         self._held = [job_id for job_id, _ in claimed]

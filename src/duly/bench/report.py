@@ -10,7 +10,8 @@ HEADINGS = ("ratio", "to", "measure", "keep", "duly", "beside it", "unit")
 TARGET_HEADINGS = ("target", "found", "", "measure", "store")
 EXPLAINED = """\
 A ratio is duly / what it is compared with, taken within a repetition: the median, with the least and the greatest.
-The limit claims and deletes in one round trip, through the same client library, and syncs as hard; it keeps nothing.
+The limit claims and deletes in one round trip, through the same client library, and syncs as hard; it keeps nothing,
+or, where it says so, moves what it claimed to a narrow table.
 keep says what becomes of jobs that succeed: kept as history, or keep=0, deleted."""
 
 

@@ -27,12 +27,18 @@ TABLE = (
         id text not null primary key, queue text not null, state text not null, payload text not null,
         due_at bigint not null, token bigint, lease_until bigint) without rowid""",
     "create index bare_ready on bare (queue, due_at) where state = 'ready'",
+    """create table bare_done (
+        id text not null primary key, queue text not null, payload text not null, due_at bigint not null,
+        finished_at bigint not null) without rowid""",
 )
 INSERT = "insert into bare values (:id, 'default', 'ready', :payload, :now, null, null)"
 CLAIM = """
     update bare set state = 'running', token = 1, lease_until = :now + 30000
      where id in (select id from bare where queue = 'default' and state = 'ready' order by due_at limit :batch)
     returning id, payload"""
+KEEP = """
+    insert into bare_done
+    select id, queue, payload, due_at, :now from bare where id in (select value from json_each(:ids))"""
 DELETE = "delete from bare where id in (select value from json_each(:ids))"
 
 
@@ -142,10 +148,13 @@ class SQLiteLimit(Limit):
         self._conn.executemany(INSERT, rows)
         self._conn.execute("commit")
 
-    def take(self, batch: int) -> int:
-        """Claim the oldest jobs and delete those claimed before; there is no round trip here."""
+    def take(self, batch: int, *, keep: bool = False) -> int:
+        """Claim the oldest jobs and delete or move those claimed before; there is no round trip here."""
+        held = msgspec.json.encode(self._held).decode()
         self._conn.execute("begin immediate")
-        self._conn.execute(DELETE, {"ids": msgspec.json.encode(self._held).decode()})
+        if keep:
+            self._conn.execute(KEEP, {"ids": held, "now": now_ms()})
+        self._conn.execute(DELETE, {"ids": held})
         claimed = self._conn.execute(CLAIM, {"batch": batch, "now": now_ms()}).fetchall()
         self._conn.execute("commit")
         self._held = [job_id for job_id, _ in claimed]

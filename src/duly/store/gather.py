@@ -21,7 +21,7 @@ from duly.store.ops import Op, Rows
 
 MOST_OPS = 256
 MOST_CHARS = 4_000_000
-PLAIN = (("enqueue",), ("enqueue_one",))  # what can become one enqueue
+PLAIN = (("enqueue",), ("enqueue_one",))
 
 
 class Word(Enum):
@@ -165,20 +165,19 @@ class Gathering:
 def joined(batch: Sequence[Op[Any]]) -> tuple[list[tuple[int, Op[Any]]], list[Op[Any]]]:
     """Join plain enqueues on the same terms into one, which has no rows; gives the others too, each with its place."""
     others: list[tuple[int, Op[Any]]] = []
-    alike: dict[tuple[Any, ...], list[Op[Any]]] = {}
+    alike: dict[tuple[int, int | None], list[Op[Any]]] = {}
     for place, op in enumerate(batch):
-        if op.sections in PLAIN:
-            terms = tuple(value for name, value in listed(op).items() if name != "jobs")
-            alike.setdefault(terms, []).append(op)
-        else:
+        if op.alike is None:
             others.append((place, op))
+        else:
+            alike.setdefault((id(op.alike), op.params["now"]), []).append(op)
     return others, [_join(ops) for ops in alike.values()]
 
 
 def _join(ops: Sequence[Op[Any]]) -> Op[Any]:
     if len(ops) == 1:
         return ops[0]
-    jobs = ",".join(filter(None, (listed(op)["jobs"][1:-1] for op in ops)))
+    jobs = ",".join(filter(None, (_jobs(op)[1:-1] for op in ops)))
     return replace(ops[0], sections=("enqueue",), params={**listed(ops[0]), "jobs": f"[{jobs}]"})
 
 
@@ -189,8 +188,13 @@ def listed(op: Op[Any]) -> Mapping[str, Any]:
     return {**op.again.params, "now": op.params["now"]}  # which a test may have set
 
 
+def _jobs(op: Op[Any]) -> str:
+    text: str = op.params["jobs"] if op.again is None or "jobs" in op.params else op.again.params["jobs"]
+    return text
+
+
 def _size(op: Op[Any]) -> int:
-    return len(listed(op)["jobs"])
+    return len(_jobs(op))
 
 
 def rows_of(outcome: Outcome) -> Rows:

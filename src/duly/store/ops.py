@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from duly import codec, failure, keys
 from duly import envelope as envelopes
@@ -83,7 +84,8 @@ class Op(Generic[T]):
     The reader gets the rows of all statements in order. Every write may be repeated after a lost answer, by
     `again` where the repetition must look first, and never where `once` says that nobody could tell. `bare`
     makes what is sent instead when the database refuses the data. `follow` asks a second question when the answer
-    leaves one open. `wakes` says that jobs may be ready after it, for which a worker sleeps.
+    leaves one open. `wakes` says that jobs may be ready after it, for which a worker sleeps. Plain enqueues of which
+    `alike` is the same can be sent as one.
     """
 
     name: str
@@ -97,6 +99,16 @@ class Op(Generic[T]):
     again: Op[T] | None = None
     bare: Callable[[], Op[T]] | None = None
     follow: Callable[[T], Op[T] | None] | None = field(default=None)
+    alike: object = None
+
+    def unread(self) -> Op[Rows]:
+        """Give the same, but answering its rows as they come: `read` reads them when there is time."""
+        again = None if self.again is None else self.again.unread()
+        return cast("Op[Rows]", replace(cast("Op[Any]", self), read=_as_they_come, again=again))
+
+
+def _as_they_come(rows: Rows) -> Rows:
+    return rows
 
 
 class Finish(NamedTuple):
@@ -187,10 +199,12 @@ class _Accepted(NamedTuple):
     terms: Terms
     of_many: dict[str, Any]
     of_one: dict[str, Any]
+    alike: Terms  # the first that were the same
 
 
 # By their addresses, which nothing else can have while they are in here.
 _accepted: dict[int, _Accepted] = {}
+_firsts: dict[Terms, Terms] = {}
 MOST_ACCEPTED = 1000
 
 
@@ -201,7 +215,9 @@ def _accept(terms: Terms) -> _Accepted:
         _check(terms)
         if len(_accepted) >= MOST_ACCEPTED:
             _accepted.clear()
-        _accepted[id(terms)] = accepted = _Accepted(terms, _terms(terms), _own_terms(terms))
+            _firsts.clear()
+        alike = _firsts.setdefault(terms, terms)
+        _accepted[id(terms)] = accepted = _Accepted(terms, _terms(terms), _own_terms(terms), alike)
     return accepted
 
 
@@ -255,8 +271,9 @@ def _enqueue_plain(
     once = terms.keep_ms == 0
     if len(jobs) == 1 and not (guarded or ordered):  # by a statement that costs less
         one = {**accepted.of_one, **records[0], "now": now}
-        return Op("enqueue", ("enqueue_one",), one, read, wakes=True, once=once, again=again)
-    return Op("enqueue", ("enqueue", *ordered), params, read, wakes=True, once=once, again=again)
+        return Op("enqueue", ("enqueue_one",), one, read, wakes=True, once=once, again=again, alike=accepted.alike)
+    alike = None if guarded or ordered else accepted.alike
+    return Op("enqueue", ("enqueue", *ordered), params, read, wakes=True, once=once, again=again, alike=alike)
 
 
 def in_order(terms: Terms) -> tuple[str, ...]:
@@ -493,13 +510,25 @@ def _best_first(rows: Rows) -> list[Claimed]:
 
 
 def claimed(rows: Rows) -> list[Claimed]:
-    """Read jobs on lease, each a row of its values or of all of them as one."""
+    """Read jobs on lease, each a row of its values or of all of them as one text, which has the envelope last."""
     if rows and len(rows[0]) == 1:
-        rows = msgspec.json.decode(f"[{','.join([row[0] for row in rows])}]")
+        return [_from_text(row[0]) for row in rows]
     return [
-        Claimed(*row[:6], envelopes.unpack(row[6]), *row[7:11], bool(row[11]), *row[12:])  # type: ignore[call-arg]
+        Claimed(*row[:6], *row[7:11], bool(row[11]), *row[12:], envelopes.unpack(row[6]))  # type: ignore[call-arg]
         for row in rows
     ]
+
+
+_read_text = msgspec.json.Decoder(Claimed, strict=False).decode  # not strictly: SQLite has 0 and 1 for false and true
+_WITHOUT = ",null]"  # how a text ends whose job has no envelope, as most have none
+
+
+def _from_text(text: str) -> Claimed:
+    """Read a job at once: to read a list of values and make a job of them takes twice as long."""
+    if text.endswith(_WITHOUT):
+        return _read_text(f"{text[: -len(_WITHOUT)]}]")
+    *values, envelope = msgspec.json.decode(text)
+    return replace_fields(msgspec.convert(values, Claimed, strict=False), envelope=envelopes.unpack(envelope))
 
 
 def extend(held: Iterable[Held], *, now: int | None = None) -> Op[dict[str, int | None]]:
@@ -526,7 +555,7 @@ def heartbeat(held: Held, *, now: int | None = None) -> Op[bool]:
 # Finish
 
 
-def finish(finishes: Sequence[Finish], *, now: int | None = None) -> Op[dict[str, Verdict]]:
+def finish(finishes: Sequence[tuple[Claimed, Change]], *, now: int | None = None) -> Op[dict[str, Verdict]]:
     """Record how attempts ended, each fenced by its token.
 
     Successes take a short way. What ends in different `ways` had better be finished apart: together, all rows are
@@ -579,7 +608,7 @@ def way_of(job: Claimed, change: Change) -> Way:
 def _finish(
     short: Mapping[Way, Mapping[int, Mapping[str, str | None]]],
     rest: list[dict[str, Any]],
-    finishes: Sequence[Finish],
+    finishes: Sequence[tuple[Claimed, Change]],
     now: int | None,
 ) -> Op[dict[str, Verdict]]:
     sections: tuple[str, ...] = ()
@@ -591,13 +620,13 @@ def _finish(
         sections += ("finish_keyed",)
     if Way.BATCHED in short:
         sections += ("finish_batched", "ended_callbacks")
-        params |= ending([], batches={finish.job.batch_id for finish in finishes if finish.job.batch_id is not None})
+        params |= ending([], batches={job.batch_id for job, _ in finishes if job.batch_id is not None})
     params |= {way.value: json_text(ends) for way, ends in short.items()}
     if rest:
         sections += ("finish", "failed_attempts", *TAIL)
-        params |= ending([finish.job.id for finish in finishes]) | {"changes": json_text(rest)}
+        params |= ending([job.id for job, _ in finishes]) | {"changes": json_text(rest)}
     if len(short) + bool(rest) > 1:
-        params.setdefault("ids", json_text(list(dict.fromkeys(finish.job.id for finish in finishes))))
+        params.setdefault("ids", json_text(list(dict.fromkeys(job.id for job, _ in finishes))))
         sections = ("lock_jobs", *sections)
     wakes = any(change["state"] == "ready" for change in rest)
 
@@ -657,11 +686,13 @@ def _recorded(rows: Rows, plain: Iterable[Mapping[str, Any]]) -> dict[str, Verdi
     return recorded | dict.fromkeys([row[0] for row in rows if isinstance(row[0], str)], _RECORDED)
 
 
-def _further(finishes: Sequence[Finish], answer: dict[str, Verdict], now: int | None) -> Op[dict[str, Verdict]] | None:
+def _further(
+    finishes: Sequence[tuple[Claimed, Change]], answer: dict[str, Verdict], now: int | None
+) -> Op[dict[str, Verdict]] | None:
     """Finish the long way what the short one of keys did not take: something may have to run next under its key."""
     if len(answer) == len(finishes):
         return None
-    left = [one for one in finishes if one.job.id not in answer and way_of(one.job, one.change) is Way.KEYED]
+    left = [(job, end) for job, end in finishes if job.id not in answer and way_of(job, end) is Way.KEYED]
     if not left:
         return _settle(finishes, answer)
     op = _finish({}, [_change(job, change) for job, change in left], left, now)
@@ -673,7 +704,7 @@ def _further(finishes: Sequence[Finish], answer: dict[str, Verdict], now: int | 
     )
 
 
-def _settle(finishes: Sequence[Finish], answer: dict[str, Verdict]) -> Op[dict[str, Verdict]] | None:
+def _settle(finishes: Sequence[tuple[Claimed, Change]], answer: dict[str, Verdict]) -> Op[dict[str, Verdict]] | None:
     """Ask what became of the writes that changed nothing. A fresh look: the first may have been too early."""
     if len(answer) == len(finishes):
         return None

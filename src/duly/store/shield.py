@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 
 class Shield:
@@ -27,25 +26,29 @@ class Shield:
         self._inside: set[int] = set()
         self._wanted: dict[int, Callable[[], None]] = {}  # interrupts that wait for the end of an operation
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self) -> _Whole:
         """Let nothing be raised into this thread by `interrupt` until the end."""
-        thread = threading.get_ident()
-        if thread in self._inside:
-            yield
-            return
+        return _Whole(self)
+
+    def holds(self, thread: int) -> bool:
+        """Say whether a thread is inside of an operation already."""
+        return thread in self._inside
+
+    def enter(self, thread: int) -> None:
+        """Begin to shield a thread."""
         try:
             with self._entering:
                 self._inside.add(thread)
             self._hear()
-            yield
-        finally:
-            self._leave(thread)
+        except BaseException:
+            self.leave(thread)
+            raise
 
     def _hear(self) -> None:
         """Raise here what was to be raised before: a thread hears of it when it next calls something."""
 
-    def _leave(self, thread: int) -> None:
+    def leave(self, thread: int) -> None:
+        """Shield a thread no more, and raise into it what was to be raised meanwhile."""
         with self._entering:
             self._inside.discard(thread)
             if (interrupt := self._wanted.pop(thread, None)) is not None:
@@ -58,6 +61,26 @@ class Shield:
                 self._wanted[thread] = interrupt
             else:
                 interrupt()
+
+
+class _Whole:
+    """The time of one operation in one thread. By hand, because each call of a client makes one."""
+
+    __slots__ = ("_shield", "_thread")
+
+    def __init__(self, shield: Shield) -> None:
+        self._shield = shield
+        self._thread: int | None = None
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        if not self._shield.holds(thread):
+            self._thread = thread
+            self._shield.enter(thread)
+
+    def __exit__(self, *error: object) -> None:
+        if self._thread is not None:
+            self._shield.leave(self._thread)
 
 
 shield = Shield()

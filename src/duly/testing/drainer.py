@@ -73,6 +73,8 @@ def _ended_by_crash(app: Duly, running: asyncio.Task[None]) -> Iterator[None]:
 class Drainer(Worker):
     """A worker for tests: it drains, and comes back. `noted` is called with what handlers raise."""
 
+    overlaps = False  # so that jobs run in the same order each time
+
     def __init__(self, app: Duly, queues: Iterable[str] | None, noted: Noted) -> None:
         self._leap = Leap()
         super().__init__(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from duly.context import Lease, current
 from duly.errors import ConfigError
-from duly.model import State
+from duly.model import NewJob, State
 from duly.testing.drainer import Drainer, work
 
 if TYPE_CHECKING:
@@ -41,11 +41,17 @@ def inline(app: Duly) -> Iterator[Duly]:
     if "_enqueue" in app.__dict__:
         raise ConfigError("inline(app) holds already, and jobs are run once: take the inner one away")
     session = _Inline(app)
-    app.__dict__.update(_enqueue=session.enqueue, _aenqueue=session.aenqueue)
+    ours = {
+        "_enqueue": session.enqueue,
+        "_aenqueue": session.aenqueue,
+        "_enqueue_one": session.enqueue_one,
+        "_aenqueue_one": session.aenqueue_one,
+    }
+    app.__dict__.update(ours)
     try:
         yield app
     finally:
-        for name in ("_enqueue", "_aenqueue"):
+        for name in ours:
             del app.__dict__[name]
 
 
@@ -81,6 +87,12 @@ class _Inline:
             await self._work(own)
             self._raise(own)
         return jobs
+
+    def enqueue_one(self, task: Task[..., Any, Any], job: NewJob) -> Job[Any]:
+        return self.enqueue(task, [[job]])[0]
+
+    async def aenqueue_one(self, task: Task[..., Any, Any], job: NewJob) -> Job[Any]:
+        return (await self.aenqueue(task, [[job]]))[0]
 
     def _refuse_too_deep(self, task: Task[..., Any, Any]) -> None:
         """Count how many jobs led to this enqueue, one to the other; who enqueues himself would never end."""

@@ -227,8 +227,9 @@ update duly_job
        lease_until = :now + lease_ms, heartbeat_at = null, progress = null, progress_message = null, reason = null
  where id in (select id from ready union all select id from due);
 select json_array(
-       id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect, lease_ms,
-       lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane) as job
+       id, token, task, queue, priority, payload, key, attempt, max_attempts, crashes, suspect, lease_ms, lease_until,
+       due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane,
+       envelope) as job
   from duly_job
  where token = :token;
 
@@ -270,15 +271,17 @@ update duly_job
        lease_until = :now + lease_ms, reason = null, heartbeat_at = null, progress = null, progress_message = null
  where id in (select id from ready union all select id from due);
 select json_array(
-       id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect, lease_ms,
-       lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane) as job
+       id, token, task, queue, priority, payload, key, attempt, max_attempts, crashes, suspect, lease_ms, lease_until,
+       due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane,
+       envelope) as job
   from duly_job
  where token = :token;
 
 -- name: recall
 select json_array(
-       id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect, lease_ms,
-       lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane) as job
+       id, token, task, queue, priority, payload, key, attempt, max_attempts, crashes, suspect, lease_ms, lease_until,
+       due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane,
+       envelope) as job
   from duly_job
  where token = :token
  order by priority desc, due_at, id;
