@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 # How long a thread that has something for a database waits for one that runs handlers or makes jobs. Python's own 5 ms
 # are as long as a whole batch takes, so that the database would have nothing to do meanwhile.
-SWITCH_SECONDS = 0.0001
+SWITCH_SECONDS = 0.0002
 
 
 class _Switching:

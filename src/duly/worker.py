@@ -2,9 +2,9 @@
 
 It works in turns: send off everything that has ended since the last turn, claim as many as there are free slots. There
 are no timers to fill a batch: while ends are on their way to the database, others pile up and make the next batch, and
-claims go on meanwhile. While quick jobs wait for a slot, a few ends are not sent before more have come. Async handlers
-run in long-lived consumers on the event loop, sync ones in long-lived threads. A slot is free again when the end of its
-job is on its way.
+claims go on meanwhile. While quick jobs wait for a slot, a few ends are not sent before more have come; of a backlog of
+them the next claim is sent off before the last one is read. Async handlers run in long-lived consumers on the event
+loop, sync ones in long-lived threads. A slot is free again when the end of its job is on its way.
 
 Beside the turns run the beats (`heart`), the upkeep of the queue (`upkeep`), the suspects (`isolation`) and a watch
 over handlers that should have ended. Polling is the truth; a wake-up only spares the wait.
