@@ -206,14 +206,15 @@ def test_the_limit_of_sqlite_walks_an_index(tmp_path):
     assert "bare_ready" in str(plan)
 
 
-def test_the_limit_of_postgresql_walks_an_index(postgres_url):
+@pytest.mark.parametrize("kept", ["", postgres.KEPT.format(bare="duly_bench.bare")], ids=["gone", "kept"])
+def test_the_limit_of_postgresql_walks_an_index(postgres_url, kept):
     with postgres.place(postgres_url, Settings()) as place:
         place.run(
             "insert into duly_bench.bare select gen_random_uuid(), 'default', 'ready', '', n, null, null "
             "from generate_series(1, 5000) as n"
         )
         place.settle()
-        statement = postgres.TAKE.format(bare="duly_bench.bare", batch=100)
+        statement = postgres.TAKE.format(bare="duly_bench.bare", batch=100, kept=kept)
         plan = str(place.run("explain " + statement.replace("%(ids)s", "'{}'").replace("%(now)s", "1")))
     assert "Seq Scan" not in plan
     assert "Sort" not in plan

@@ -53,7 +53,6 @@ BUSY_SECONDS = 5.0
 HELD_UP_TIMES = 4  # as long, while another process is at a checkpoint
 # How often a writer looks whether it can have the lock: at random, so that all who wait have the same chance.
 LOCK_LOOK_SECONDS = (0.0005, 0.004)
-MIND_SECONDS = 0.001  # between two looks of lone callers at the length of the log
 CHECKPOINT_REST_SECONDS = (5.0, 30.0)  # after the first in vain, each time twice as long, and at most
 MOST_AT_ONCE = 256
 READERS = 4
@@ -343,7 +342,6 @@ class _Writer:
         self._stopped = threading.Event()
         self._checkpoint = threading.Event()
         self._log = wal.Log(driver.wal)
-        self._minded_at = 0.0
         self._rest_s = CHECKPOINT_REST_SECONDS[0]
         # SQLite would keep them apart as well, but by polling: a commit would sleep on after the checkpoint's end.
         self._one_at_a_time = threading.Lock()
@@ -366,10 +364,7 @@ class _Writer:
         finally:
             if leads:
                 self._hand_on()
-        now = time.monotonic()
-        if now - self._minded_at > MIND_SECONDS:  # a lone caller after the other writes little
-            self._minded_at = now
-            self.mind_wal()
+        self.mind_wal()
         return outcome
 
     def submit(self, waiting: Waiting) -> bool:
