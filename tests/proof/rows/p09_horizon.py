@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from duly import Duly
-from duly.context import Lease
+from duly.store.ops import Op
 from duly.store.postgres import bring_up_to_date
 from duly.watermark import Watermark
 from duly.worker import Worker
@@ -73,21 +73,21 @@ class Tally:
 
 def _count_here(path: Path) -> None:
     """Have the worker of this process write down what it does."""
-    tally, claim = Tally(path), Worker.claim
+    tally, surely = Tally(path), Worker.surely
 
     @app.events.listen
     def told(name: str, fields: Mapping[str, Any]) -> None:
         if name == "job.succeeded":
             tally.done()
 
-    async def timed(self: Worker, *args: Any, **options: Any) -> list[Lease]:
+    async def timed(self: Worker, op: Op[Any], **options: Any) -> Any:
         began = time.monotonic()
-        leases = await claim(self, *args, **options)
-        if leases:
-            tally.claimed(len(leases), time.monotonic() - began)
-        return leases
+        answer = await surely(self, op, **options)
+        if op.name == "claim" and answer:
+            tally.claimed(len(answer), time.monotonic() - began)
+        return answer
 
-    Worker.claim = timed  # type: ignore[method-assign]
+    Worker.surely = timed  # type: ignore[method-assign]
 
 
 if "PROOF_TALLY" in os.environ:
