@@ -45,6 +45,9 @@ class Offered(Ids):
         super().__init__()
         self._ledger = ledger
 
+    def __call__(self) -> str:
+        return self.many(1)[0]
+
     def many(self, count: int) -> list[str]:
         made = super().many(count)
         for new in made:
