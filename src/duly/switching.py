@@ -10,7 +10,9 @@ from contextlib import contextmanager
 
 # How long a thread that has something for a database waits for one that runs handlers or makes jobs. Python's own 5 ms
 # are as long as a whole batch takes, so that the database would have nothing to do meanwhile.
-SWITCH_SECONDS = 0.0002
+SWITCH_SECONDS = 0.0005
+# The same where nobody computes but the event loop: more threads that do would lose a tenth by turns as short as these.
+LOOP_ALONE_SECONDS = 0.0002
 
 
 class _Switching:
@@ -28,36 +30,36 @@ class _Switching:
     def _begin_afresh(self) -> None:
         """Forget, in a forked child, those whose threads it does not have, and a lock that nobody frees."""
         self._lock = threading.Lock()
-        self._wanted_by: set[object] = set()
-        self._switch_as_before()
+        self._wanted_by: dict[object, float] = {}
+        self._switch_as_wanted()
 
-    def want(self, who: object) -> None:
+    def want(self, who: object, seconds: float) -> None:
         with self._lock:
             if not self._wanted_by:
-                self._found = sys.getswitchinterval()
-                self._ours = min(self._found, SWITCH_SECONDS)
-                sys.setswitchinterval(self._ours)
-            self._wanted_by.add(who)
+                self._found = self._ours = sys.getswitchinterval()
+            self._wanted_by[who] = seconds
+            self._switch_as_wanted()
 
     def want_no_more(self, who: object) -> None:
         with self._lock:
-            self._wanted_by.discard(who)
-            self._switch_as_before()
+            self._wanted_by.pop(who, None)
+            self._switch_as_wanted()
 
-    def _switch_as_before(self) -> None:
-        if not self._wanted_by and sys.getswitchinterval() == self._ours:
-            sys.setswitchinterval(self._found)
+    def _switch_as_wanted(self) -> None:
+        if sys.getswitchinterval() == self._ours:
+            sys.setswitchinterval(min([self._found, *self._wanted_by.values()]))
+            self._ours = sys.getswitchinterval()
 
 
 _switching = _Switching()
 
 
 @contextmanager
-def threads_switched_often() -> Iterator[None]:
+def threads_switched_often(seconds: float = SWITCH_SECONDS) -> Iterator[None]:
     """Let threads take turns often until nobody wants it any more."""
     who = object()
     try:
-        _switching.want(who)
+        _switching.want(who, seconds)
         yield
     finally:
         _switching.want_no_more(who)

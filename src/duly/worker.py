@@ -40,7 +40,7 @@ from duly.shaping import Shaping
 from duly.slots import Slots
 from duly.store import ops, shape
 from duly.store.ops import Finish, Op, Rows
-from duly.switching import threads_switched_often
+from duly.switching import LOOP_ALONE_SECONDS, SWITCH_SECONDS, threads_switched_often
 from duly.tasks import Kind
 from duly.threads import Spawn, Threads, start_thread
 from duly.upkeep import Upkeep
@@ -155,7 +155,7 @@ class Worker:
         with (
             stopped_by_signals(self.stop, wanted=self._signals),
             tasks_of_handlers_noted(),
-            threads_switched_often(),
+            threads_switched_often(self._turn_of_threads_s()),
         ):
             await self._begin()
             turns = asyncio.create_task(self._turns(), name="duly-turns")
@@ -167,6 +167,11 @@ class Worker:
                 raise
             finally:
                 await self._close(turns, beside)
+
+    def _turn_of_threads_s(self) -> float:
+        """Say how often threads take turns: sync handlers may compute in many of them."""
+        is_threaded = any(task.definition.kind is Kind.THREAD for task in self.app.tasks.values())
+        return SWITCH_SECONDS if is_threaded else LOOP_ALONE_SECONDS
 
     async def _stop_at_once(self, turns: asyncio.Task[None]) -> None:
         """Let the turn that is on its way come to its end, record what has ended, give back the rest."""

@@ -23,7 +23,7 @@ from duly.overtime import Overtime
 from duly.pace import MOST_AHEAD
 from duly.store import ops
 from duly.store.ops import Op
-from duly.switching import threads_switched_often
+from duly.switching import LOOP_ALONE_SECONDS, SWITCH_SECONDS, threads_switched_often
 from duly.worker import Worker
 
 SECONDS = 20
@@ -619,6 +619,21 @@ def test_threads_switch_often_while_a_worker_runs_and_as_before_afterwards(app: 
     asyncio.run(drained(app))
     assert seen[0] < 0.002
     assert sys.getswitchinterval() == before
+
+
+@pytest.mark.parametrize(("sync", "seconds"), [(False, LOOP_ALONE_SECONDS), (True, SWITCH_SECONDS)])
+def test_threads_switch_less_often_where_sync_handlers_may_compute(app: Duly, sync: bool, seconds: float) -> None:
+    seen: list[float] = []
+
+    def look() -> None:
+        seen.append(sys.getswitchinterval())
+
+    async def alook() -> None:
+        look()
+
+    app.task(name="look")(look if sync else alook).enqueue()
+    asyncio.run(drained(app))
+    assert seen == [pytest.approx(seconds)]
 
 
 def test_threads_switch_as_before_when_the_last_of_several_workers_has_ended() -> None:

@@ -654,20 +654,20 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/switching.py",
-        "            sys.setswitchinterval(self._found)\n",
-        "            pass\n",
+        "            self._wanted_by.pop(who, None)\n            self._switch_as_wanted()\n",
+        "            self._wanted_by.pop(who, None)\n",
         "tests/engine/test_turns.py -k switch",
     ),
     Mutant(
         "src/duly/switching.py",
-        "        if not self._wanted_by and sys.getswitchinterval() == self._ours:\n",
-        "        if sys.getswitchinterval() == self._ours:\n",
-        "tests/engine/test_turns.py -k last_of_several",
+        "min([self._found, *self._wanted_by.values()])",
+        "self._found",
+        "tests/engine/test_turns.py -k switch",
     ),
     Mutant(
         "src/duly/switching.py",
-        "and sys.getswitchinterval() == self._ours:\n",
-        "and self._found:\n",
+        "        if sys.getswitchinterval() == self._ours:\n",
+        "        if self._found:\n",
         "tests/engine/test_turns.py -k last_word",
     ),
     Mutant(
