@@ -21,7 +21,6 @@ from duly.store.ops import Op, Rows
 
 MOST_OPS = 256
 MOST_CHARS = 4_000_000
-PLAIN = (("enqueue",), ("enqueue_one",))
 
 
 class Word(Enum):

@@ -37,7 +37,7 @@ from duly.errors import (
 )
 from duly.store import examine, migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
-from duly.store.gather import PLAIN, Gathering, Outcome, Word, joined, rows_of
+from duly.store.gather import Gathering, Outcome, Word, joined, rows_of
 from duly.store.listen import HINT, ListenWatch
 from duly.store.ops import Op, Rows
 
@@ -74,7 +74,12 @@ STEADY = frozenset({
     "next_fire", "progress", "recall",
 })  # fmt: skip
 # Enqueues that can share a commit: plain ones, also by handlers, and those of one key.
-GATHERED = (*PLAIN, ("hold_parent", "enqueue"), ("reserve_keys", "enqueue_keyed", "key_holders"))
+GATHERED = (
+    ("enqueue",),
+    ("enqueue_one",),
+    ("hold_parent", "enqueue"),
+    ("reserve_keys", "enqueue_keyed", "key_holders"),
+)
 # What a server says to a name, a password or a host that it will not take tomorrow either.
 REFUSALS = (
     "does not exist",
