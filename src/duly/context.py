@@ -271,7 +271,7 @@ class _Context:
         assert self._lease is not None
         self._lease.check()
         text = None if result is None else codec.encode(result)
-        return ops.finish([Finish(job, Change(State.SUCCEEDED, result=text))])
+        return ops.finish([Finish(job, Change(State.SUCCEEDED, result=text))], borrowed=True)
 
     def _stage(self, conn: Any, verdicts: dict[str, Verdict]) -> None:
         assert self._lease is not None

@@ -114,18 +114,13 @@ class Using:
         return said[0] if said else None
 
 
-class Call(Generic[R_co]):
+class Call(msgspec.Struct, Generic[R_co], eq=False):
     """One call of a task, checked and ready to be enqueued with others."""
 
-    __slots__ = ("args", "kwargs", "payload", "task")
-
-    def __init__(
-        self, task: Task[..., Any, Any], payload: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        self.task = task
-        self.payload = payload
-        self.args = args
-        self.kwargs = kwargs
+    task: Task[..., Any, Any]
+    payload: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
 
 class Task(Generic[P, C, R]):
@@ -329,7 +324,8 @@ class Task(Generic[P, C, R]):
         chunk: list[Call[R]] = []
         most = CHUNK if self._terms().debounce_ms is None else 1  # of what is debounced, one after the other
         for call in calls:
-            self._refuse_foreign(call)
+            if type(call) is not Call or call.task is not self:
+                self._refuse_foreign(call)
             heed()
             chunk.append(call)
             if len(chunk) == most:

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import aiosqlite
 import asyncpg
@@ -23,10 +23,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from duly.errors import ConfigError
-from duly.model import Change, Enqueued, NewJob, State, Terms
+from duly.context import Lease, SyncCtx
+from duly.errors import ConfigError, LeaseLost
+from duly.model import Enqueued, NewJob, Terms
 from duly.store import caller, ops
-from duly.store.ops import Finish, Op
+from duly.store.ops import Op
 from tests.contract.stores import NOW, PostgresStore, SQLiteStore, Store, new_id, spoiled
 from tests.servers.postgres import PostgresServer
 
@@ -428,8 +429,8 @@ def test_j09_what_else_a_callers_connection_writes_does_not_count_as_an_end(tmp_
     with engine.begin() as conn:
         conn.exec_driver_sql("create table notes (n)")
         conn.exec_driver_sql("update duly_job set token = token + 1")  # another worker has it by now
-        verdicts = caller.run(conn, ops.finish([Finish(job, Change(State.SUCCEEDED))], now=NOW))
-    assert verdicts == {job.id: "lost"}
+        with pytest.raises(LeaseLost):
+            SyncCtx(Lease(job, cast("Any", None), store.driver, "duly", 0.0)).commit(conn)
     assert len(noted) > 2
     engine.dispose()
     store.close()

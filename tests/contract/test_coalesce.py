@@ -149,7 +149,7 @@ def test_k09_of_two_with_one_key_in_a_batch_the_first_gets_it(fleet, crowd):
 def test_k09_plain_enqueues_with_the_same_terms_are_one_statement(fleet):
     empty = ops.enqueue(Terms("work"), [])
     lines = fleet.driver._work([plain(), keyed("a"), plain(), empty, plain(queue="mail"), plain()])
-    assert [line.params["jobs"].count('"id"') for line in lines if line.section == "enqueue"] == [3]
+    assert [line.params["payloads"].count('"[') for line in lines if line.section == "enqueue"] == [3]
     assert [line.params["queue"] for line in lines if line.section == "enqueue_one"] == ["mail"]
     assert fleet.driver._commit_together([empty, empty]) == [[], []]
     assert fleet.query("select count(*) from duly_job") == [(0,)]

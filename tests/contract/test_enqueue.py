@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from duly import envelope
 from duly.codec import MAX_PAYLOAD
 from duly.errors import ConfigError, EnqueueUnknown, PayloadTooLarge, StoreRefused
 from duly.model import DAY_MS, Change, Enqueued, Envelope, NewJob, State, Terms
@@ -582,6 +583,11 @@ def test_k09_a_conflict_leaves_the_others_of_its_batch_enqueued(store: Store) ->
     assert names_and_states(store) == sorted((i, "ready") for i in (jobs[0].id, taken.id, jobs[2].id))
 
 
+def test_j01_two_jobs_of_one_list_with_the_same_id_are_refused() -> None:
+    with pytest.raises(ConfigError, match="work: one enqueue got two jobs with the same id"):
+        ops.enqueue(Terms("work"), [NewJob("0" * 8 + "-0000-7000-8000-000000000001", n) for n in "12"])
+
+
 def test_k09_jobs_with_and_without_keys_are_not_mixed_in_one_operation() -> None:
     with pytest.raises(ConfigError, match="split them"):
         ops.enqueue(Terms("work"), [NewJob(new_id(), "1", key="k"), NewJob(new_id(), "1")])
@@ -711,6 +717,24 @@ def test_m01_the_envelope_survives_from_enqueue_to_the_finished_job(store: Store
     store.finish(claimed, Change(end))
     assert store.state(job.id) == end.value
     assert carried() == expected
+
+
+def test_m01_each_job_of_a_list_is_of_its_own_kind(store: Store) -> None:
+    plain = Envelope()
+    kinds = [
+        (None, ENVELOPE),
+        (None, plain),
+        ("é", plain),
+        ('"', plain),
+        ("é", Envelope(subject="a")),
+        (None, ENVELOPE),
+    ]
+    jobs = [NewJob(new_id(), str(n), lane=lane, envelope=one) for n, (lane, one) in enumerate(kinds)]
+    store.run(ops.enqueue(Terms("work"), jobs, now=NOW))
+    packed = [envelope.pack(one) for _, one in kinds]
+    expected = [(job.id, job.payload, job.lane, text) for job, text in zip(jobs, packed, strict=True)]
+    rows = store.query("select id, payload, lane, envelope from duly_job order by payload")
+    assert [(str(id_), *others) for id_, *others in rows] == expected
 
 
 def test_m01_a_job_without_correlation_is_its_own(store: Store) -> None:

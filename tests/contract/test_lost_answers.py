@@ -401,7 +401,7 @@ def define(store: Store) -> Op[Any]:
 def in_order(op: Op[Any]) -> Op[Any]:
     """Have names answered in their order: a database gives what it wrote in any."""
     again = None if op.again is None else in_order(op.again)
-    return replace(op, read=lambda rows: sorted(op.read(rows)), again=again)
+    return replace(op, read=lambda rows: sorted(op.read(rows)), repeat=again)
 
 
 def one_run(number: int, due_at: int = NOW, reason: str | None = None) -> Run:

@@ -139,6 +139,7 @@ def every_op() -> dict[str, list[Op[Any]]]:
         "finish": [
             ops.finish([Finish(job(plain, 1, keep_ms=0), Change(State.SUCCEEDED))], now=NOW),
             ops.finish([Finish(job(plain, 1), Change(State.SUCCEEDED, result="1"))], now=NOW),
+            ops.finish([Finish(job(plain, 1), Change(State.SUCCEEDED))], borrowed=True, now=NOW),
             ops.finish([Finish(job(keyed, 1, key="k"), Change(State.SUCCEEDED, result="1"))], now=NOW),
             ops.finish([Finish(job(other, 1, batch_id=batch), Change(State.SUCCEEDED, result="1"))], now=NOW),
             ops.finish([Finish(job(dead, 1), failed), Finish(job(keyed, 1, key="k"), failed)], now=NOW),
@@ -319,10 +320,13 @@ def test_both_dialects_have_the_same_sections() -> None:
 
 # On PostgreSQL, by the section before them.
 HANDED_ON = {"hold_lanes": {"walks", "lanes", "queue", "alone"}, "claim_lanes": {"walks", "lanes"}}
+# On SQLite, by a section of their own, which is empty on PostgreSQL.
+COUNTS_APART = {"plain_held", "plain_written"}
+COUNTED_APART = {"finish_plain", "finish_gone"}
 
 
 def test_both_dialects_take_the_same_parameters_in_each_section() -> None:
-    for section in sections("sqlite"):
+    for section in sections("sqlite").keys() - COUNTS_APART:
         taken = [
             {name for statement in spell(dialect, section, "named") for name in statement.parameters} - {"now"}
             for dialect in DIALECTS
@@ -349,7 +353,11 @@ def test_both_databases_answer_with_the_same_columns_each_named_once(tmp_path: P
                 columns[dialect] = [[column[0] for column in c.description] for c in cursors if c.description]
                 for cursor in cursors:
                     cursor.close()
-            assert section in AS_ONE_VALUE or columns["sqlite"] == columns["postgres"], section
+            if section in COUNTS_APART | COUNTED_APART:
+                assert columns["sqlite" if section in COUNTS_APART else "postgres"] == [["recorded"]], section
+                assert columns["postgres" if section in COUNTS_APART else "sqlite"] == [], section
+            else:
+                assert section in AS_ONE_VALUE or columns["sqlite"] == columns["postgres"], section
             for names in columns["sqlite"]:
                 assert len(set(names)) == len(names), section
                 answering += 1
@@ -413,7 +421,7 @@ def test_no_text_in_the_sql_holds_what_split_cuts_at(file: Path) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_split_keeps_every_statement_whole(dialect: statements.Dialect) -> None:
     for section, parts in sections(dialect).items():
-        assert parts, section
+        assert parts or (dialect == "postgres" and section in COUNTS_APART), section
         for part in parts:
             assert re.match(r"(?:with|select|insert|update|delete)\b", part), section
             assert part.count("(") == part.count(")"), section

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +146,26 @@ def test_only_quick_tasks_with_attempts_to_spare_are_claimed_ahead() -> None:
     pace.late(now=5.0)
     assert pace.ahead(5.5) == (0, frozenset())
     assert pace.ahead(6.1) == (MOST_AHEAD, frozenset({"quick"}))
+
+
+class Growing(deque[float]):
+    """What threads add to while it is looked at."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from list(super().__iter__())
+        self.extend([0.0001] * 20)
+
+
+def test_how_long_jobs_take_is_reckoned_also_while_threads_add_to_it() -> None:
+    app = Duly("unused.db")
+
+    @app.task
+    def quick() -> None: ...
+
+    pace = Pace(10, app.tasks, 5)
+    pace._took["quick"] = Growing([0.0001] * 20)
+    assert pace.ahead(0.0)[1] == {"quick"}
+    assert len(pace._took["quick"]) == 40
 
 
 def test_who_claimed_too_far_ahead_claims_half_as_far_for_a_while() -> None:

@@ -222,6 +222,23 @@ def test_j16_what_is_raised_into_a_thread_is_taken_back_when_its_handler_has_end
     assert raised == [TimeIsUp, None]
 
 
+def test_j16_a_timeout_that_meets_the_return_of_its_handler_ends_the_job_and_not_its_thread(monkeypatch: Any) -> None:
+    threads = Threads(1, lambda work, name: threading.Thread(), lambda lease: None)
+    job = SimpleNamespace(task="work", id="1")
+    task = SimpleNamespace(definition=SimpleNamespace(timeout_ms=5))
+    lease: Any = SimpleNamespace(thread=None, interrupted=False, job=job, task=task)
+
+    def too_late(_: Any) -> Any:
+        threads.interrupt(lease)  # heard by whoever runs next in this thread
+        return "outcome"
+
+    monkeypatch.setattr(runner, "run", too_late)
+    outcome: Any = threads.run(lease)
+    assert outcome == "outcome" or outcome.error.kind == "duly.errors.JobTimeout"
+    assert lease.thread is None
+    assert sum(range(1000)) == 499_500  # nothing comes after it
+
+
 @pytest.mark.parametrize("returned", ["too late", None])
 def test_j16_a_thread_that_stops_when_told_is_not_interrupted(app: Duly, returned: str | None) -> None:
     seen: list[str] = []

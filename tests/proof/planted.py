@@ -60,7 +60,6 @@ plant(
     "no_fence",
     ("finish", "token = held_token and duly_job.state = 'running'", "duly_job.state = 'running'"),
     ("finish_plain", f"{HELD} and keep_ms > 0", NO_FENCE),
-    ("finish_plain", f"{HELD}\n   and", f"{NO_FENCE}\n   and"),
     ("finish_plain", f"{HELD}\n          and", f"{NO_FENCE}\n          and"),
 )
 plant(
@@ -152,8 +151,8 @@ def _advance_first(firings: Sequence[Firing], *, now: int | None = None) -> Op[l
     whole = _fire(firings, now=now)
     read = [msgspec.structs.replace(firing, revision=firing.revision + 1) for firing in firings]
     rest = _fire(read, now=now)
-    insert = replace(rest, sections=("fire_jobs", "fire_forget", "fire_rows", "fire_events"), again=None)
-    first = replace(whole, sections=("fire_advance",), again=None)
+    insert = replace(rest, sections=("fire_jobs", "fire_forget", "fire_rows", "fire_events"), repeat=None)
+    first = replace(whole, sections=("fire_advance",), repeat=None)
     return replace(first, follow=lambda names: replace(insert, read=lambda rows: names) if names else None)
 
 
@@ -253,7 +252,7 @@ def _count_first(*args: Any, **more: Any) -> Op[lanes.Taken]:
     *count, claim = whole.sections
     rest = replace(whole, sections=("uncompiled", claim))
     nothing = lanes.Taken([], {})
-    return replace(whole, sections=tuple(count), read=lambda rows: nothing, again=None, follow=lambda answer: rest)
+    return replace(whole, sections=tuple(count), read=lambda rows: nothing, repeat=None, follow=lambda answer: rest)
 
 
 _claim_lanes = lanes.claim

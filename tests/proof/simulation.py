@@ -29,12 +29,12 @@ from duly.keys import Ids
 from duly.model import QUEUED
 from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
-from duly.store.gather import listed
 from duly.store.ops import Op, Replay, Rows
 from duly.tasks import Call
 from tests.proof import crowds
 from tests.proof.breaks import broken
 from tests.proof.crowds import Crowd, Crowds
+from tests.proof.enqueues import jobs_of
 from tests.proof.fillings import CALLBACKS, Filling, Fillings, made_up
 from tests.proof.fires import FIRES, Fired, at_rate, unexplained
 from tests.proof.world import BEGINNING_MS, OFTEN, Database, Gate, Process, Stuck, VirtualLoop, copied, without_chance
@@ -767,7 +767,7 @@ class Simulation:
             case "enqueue" if op.params.get("parent_token") is not None:
                 self._watch_birth(op.params)
             case "enqueue" if self.scenario.crowds and op.params["task"] in crowds.KINDS:
-                self.crowds.came(json.loads(listed(op)["jobs"]), op.params["task"])
+                self.crowds.came(jobs_of(op), op.params["task"])
             case "replay" if self.scenario.crowds:
                 self.crowds.came_back(json.loads(op.params["replays"]))
             case "define":
@@ -839,11 +839,11 @@ class Simulation:
         """See that a handler adds jobs only while it holds its own."""
         holds = "select 1 from duly_job where id = ? and token = ? and state = 'running'"
         held = self.database.conn.execute(holds, [params["parent_id"], params["parent_token"]]).fetchone()
-        for job in json.loads(params["jobs"]):
-            if self.database.conn.execute("select 1 from duly_job where id = ?", [job["id"]]).fetchone():
-                if not held and job["id"] not in self.ledger.added:
-                    self.ledger.unjust.append(f"{job['id']} was added by a handler that has lost its lease")
-                self.ledger.added.add(job["id"])
+        for job_id in json.loads(params["ids"]):
+            if self.database.conn.execute("select 1 from duly_job where id = ?", [job_id]).fetchone():
+                if not held and job_id not in self.ledger.added:
+                    self.ledger.unjust.append(f"{job_id} was added by a handler that has lost its lease")
+                self.ledger.added.add(job_id)
 
     # The verdict
 

@@ -103,9 +103,11 @@ def add(
         [(filled, sealed)] = states
         return Added(filled, bool(sealed), op.read([row for row in rows if row not in states]))
 
-    params = {**op.params, "ids": ops.json_text([job.id for job in jobs]), "filling": filling}
+    params = {**op.params, "filling": filling}
+    if not keyed and "count_added" in first:  # which looks at keys
+        params["jobs"] = ops.json_text([{"id": job.id} for job in jobs])
     repeated: Op[Added] = Op("enqueue", again, params, read, wakes=True)
-    adding = replace(repeated, sections=first, once=op.once and filling == ANYWHERE, again=repeated)
+    adding = replace(repeated, sections=first, once=op.once and filling == ANYWHERE, repeat=repeated)
     return adding if parent is None else ops.while_held(adding, parent, Added(None, False, [], lost=True))
 
 

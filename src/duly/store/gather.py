@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
-from duly.store.ops import Op, Rows
+from duly.store.ops import Op, Rows, listed
 
 MOST_OPS = 256
 MOST_CHARS = 4_000_000
@@ -176,24 +176,17 @@ def joined(batch: Sequence[Op[Any]]) -> tuple[list[tuple[int, Op[Any]]], list[Op
 def _join(ops: Sequence[Op[Any]]) -> Op[Any]:
     if len(ops) == 1:
         return ops[0]
-    jobs = ",".join(filter(None, (_jobs(op)[1:-1] for op in ops)))
-    return replace(ops[0], sections=("enqueue",), params={**listed(ops[0]), "jobs": f"[{jobs}]"})
-
-
-def listed(op: Op[Any]) -> Mapping[str, Any]:
-    """Give the parameters by which an enqueue adds a list; one of a single job has them for when it is asked again."""
-    if "jobs" in op.params or op.again is None:
-        return op.params
-    return {**op.again.params, "now": op.params["now"]}  # which a test may have set
-
-
-def _jobs(op: Op[Any]) -> str:
-    text: str = op.params["jobs"] if op.again is None or "jobs" in op.params else op.again.params["jobs"]
-    return text
+    first, payloads = ops[0], ",".join(filter(None, map(listed, ops)))
+    again = first.again
+    assert again is not None
+    # As if they were asked again, where one of a single job has the terms of a list. The moment may be set by a test.
+    params = {**again.params, "now": first.params["now"], "payloads": f"{{{payloads}}}"}
+    return replace(first, sections=("enqueue",), params=params)
 
 
 def _size(op: Op[Any]) -> int:
-    return len(_jobs(op))
+    """Say how long the text of an enqueue is, more or less: of a list, of jobs with keys, of one."""
+    return len(next(op.params[name] for name in ("payloads", "jobs", "payload") if name in op.params))
 
 
 def rows_of(outcome: Outcome) -> Rows:

@@ -69,7 +69,7 @@ def claim(
     sections = ("uncompiled", "promote_lanes", "walk_lanes", *waiting, "hold_lanes", "claim_lanes")
     recalled = ops.recall(token)
     again = Op("claim", recalled.sections, recalled.params, _taken)
-    return Op("claim", sections, params, _taken, again=again)
+    return Op("claim", sections, params, _taken, repeat=again)
 
 
 def _taken(rows: Rows) -> Taken:

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
@@ -82,10 +83,10 @@ class Op(Generic[T]):
     """One operation: sections of SQL that commit as one, their parameters, and the reader of their rows.
 
     The reader gets the rows of all statements in order. Every write may be repeated after a lost answer, by
-    `again` where the repetition must look first, and never where `once` says that nobody could tell. `bare`
-    makes what is sent instead when the database refuses the data. `follow` asks a second question when the answer
-    leaves one open. `wakes` says that jobs may be ready after it, for which a worker sleeps. Plain enqueues of which
-    `alike` is the same can be sent as one.
+    `again` where the repetition must look first, and never where `once` says that nobody could tell; `repeat` is
+    that, or makes it when it is needed. `bare` makes what is sent instead when the database refuses the data. `follow`
+    asks a second question when the answer leaves one open. `wakes` says that jobs may be ready after it, for which a
+    worker sleeps. Plain enqueues of which `alike` is the same can be sent as one.
     """
 
     name: str
@@ -96,15 +97,21 @@ class Op(Generic[T]):
     urgent: bool = False
     wakes: bool = False
     once: bool = False
-    again: Op[T] | None = None
+    repeat: Op[T] | Callable[[], Op[T]] | None = None
     bare: Callable[[], Op[T]] | None = None
     follow: Callable[[T], Op[T] | None] | None = field(default=None)
     alike: object = None
 
+    @property
+    def again(self) -> Op[T] | None:
+        """What is asked after a lost answer; None: the same once more."""
+        return self.repeat() if callable(self.repeat) else self.repeat
+
     def unread(self) -> Op[Rows]:
         """Give the same, but answering its rows as they come: `read` reads them when there is time."""
-        again = None if self.again is None else self.again.unread()
-        return cast("Op[Rows]", replace(cast("Op[Any]", self), read=_as_they_come, again=again))
+        again = self.again
+        repeat = None if again is None else again.unread()
+        return cast("Op[Rows]", replace(cast("Op[Any]", self), read=_as_they_come, repeat=repeat))
 
 
 def _as_they_come(rows: Rows) -> Rows:
@@ -189,8 +196,9 @@ def while_held(op: Op[T], parent: Held, lost: T) -> Op[T]:
         return op.read(rows[1:]) if rows and len(rows[0]) == 1 else lost
 
     params = {**op.params, "parent_id": parent.id, "parent_token": parent.token}
-    again = op.again and replace(op.again, sections=("hold_parent", *op.again.sections), params=params, read=read)
-    return replace(op, sections=("hold_parent", *op.sections), params=params, read=read, again=again)
+    again = op.again
+    repeat = again and replace(again, sections=("hold_parent", *again.sections), params=params, read=read)
+    return replace(op, sections=("hold_parent", *op.sections), params=params, read=read, repeat=repeat)
 
 
 class _Accepted(NamedTuple):
@@ -256,24 +264,54 @@ def _enqueue_plain(
     accepted: _Accepted, jobs: Sequence[NewJob], now: int | None, *, guarded: bool
 ) -> Op[list[Enqueued]]:
     terms = accepted.terms
-    records = [_record_of(job) for job in jobs]
-    params = {**accepted.of_many, "jobs": json_text(records), "now": now}
     ordered = in_order(terms)
-    if ordered:
-        params["ids"] = json_text([job.id for job in jobs])
     added = [Enqueued(job.id) for job in jobs]
 
     def read(rows: Rows) -> list[Enqueued]:
         return added
 
-    again = Op("enqueue", ("enqueue_again", "undo_finished", *ordered), params, read, wakes=True)
+    def again() -> Op[list[Enqueued]]:
+        ids = json_text([job.id for job in jobs])
+        params = {**accepted.of_many, "payloads": _payloads(jobs, terms.task), "ids": ids, "now": now}
+        return Op("enqueue", ("enqueue_again", "undo_finished", *ordered), params, read, wakes=True)
+
     # Where success leaves no trace, nobody can tell a lost enqueue from a finished one.
     once = terms.keep_ms == 0
     if len(jobs) == 1 and not (guarded or ordered):  # by a statement that costs less
-        one = {**accepted.of_one, **records[0], "now": now}
-        return Op("enqueue", ("enqueue_one",), one, read, wakes=True, once=once, again=again, alike=accepted.alike)
+        one = {**accepted.of_one, **_record_of(jobs[0]), "now": now}
+        return Op("enqueue", ("enqueue_one",), one, read, wakes=True, once=once, repeat=again, alike=accepted.alike)
+    repeated = again()
     alike = None if guarded or ordered else accepted.alike
-    return Op("enqueue", ("enqueue", *ordered), params, read, wakes=True, once=once, again=again, alike=alike)
+    return replace(repeated, sections=("enqueue", *ordered), once=once, repeat=repeated, alike=alike)
+
+
+def _payloads(jobs: Sequence[NewJob], task: str) -> str:
+    """Write jobs by their kinds, as {[lane, envelope]: {id: payload}}: most that come together are of one."""
+    kinds: dict[str, dict[str, str]] = {}
+    last: NewJob | None = None
+    payloads: dict[str, str] = {}
+    for job in jobs:
+        if last is None or job.lane != last.lane or job.envelope is not last.envelope:
+            payloads = kinds.setdefault(_in_common(job.lane, envelopes.pack(job.envelope)), {})
+            last = job
+        payloads[job.id] = job.payload
+    if sum(map(len, kinds.values())) < len(jobs):
+        raise ConfigError(f"{task}: one enqueue got two jobs with the same id: give each one of its own")
+    return f"{{{','.join([f'{kind}:{json_text(payloads)}' for kind, payloads in kinds.items()])}}}"
+
+
+@lru_cache(MOST_ACCEPTED)
+def _in_common(lane: str | None, envelope: str | None) -> str:
+    """Write what jobs of a list have in common, as a name in JSON."""
+    return json_text(json_text([lane, envelope]))
+
+
+def listed(op: Op[Any]) -> str:
+    """Write what a plain enqueue adds, as the inside of `payloads`; one of a single job has not done so yet."""
+    params = op.params
+    if "payloads" in params:
+        return str(params["payloads"][1:-1])
+    return f"{_in_common(params['lane'], params['envelope'])}:{json_text({params['id']: params['payload']})}"
 
 
 def in_order(terms: Terms) -> tuple[str, ...]:
@@ -303,7 +341,7 @@ def _enqueue_keyed(accepted: _Accepted, jobs: Sequence[NewJob], now: int | None)
     sections = ("reserve_keys", "enqueue_keyed", *ordered, "key_holders")
     repeated = ("lock_jobs", "reserve_keys", "enqueue_keyed_again", "undo_finished", *ordered, "key_holders")
     again = Op("enqueue", repeated, params, _enqueued, wakes=True)
-    return replace(again, sections=sections, again=again)
+    return replace(again, sections=sections, repeat=again)
 
 
 def _record_of(job: NewJob) -> dict[str, Any]:
@@ -408,8 +446,8 @@ def _debouncing(params: dict[str, Any], tries: int) -> Op[list[Enqueued]]:
         return _debouncing(params, tries - 1).again if tries else _crowded(params["task"], params["key"])
 
     repeated = (*sections[:-1], "undo_finished", sections[-1])
-    again = Op("enqueue", repeated, {**params, "jobs": f"[{params['job']}]"}, read, wakes=True, follow=follow)
-    return replace(again, sections=sections, params=params, again=again)
+    again = Op("enqueue", repeated, {**params, "ids": json_text([params["id"]])}, read, wakes=True, follow=follow)
+    return replace(again, sections=sections, params=params, repeat=again)
 
 
 def _crowded(task: str, key: str) -> NoReturn:
@@ -464,7 +502,7 @@ def claim(
         section, params = "claim_marked", {**params, "parts": json_text(parts)}
         del params["alone"]
     again = Op("claim", ("await_claim", section, "recall"), params, _best_first)
-    return Op("claim", (section,), params, _best_first, again=again)
+    return Op("claim", (section,), params, _best_first, repeat=again)
 
 
 def _parts(queue: str, marks: Iterable[Mark]) -> list[dict[str, Any]]:
@@ -555,8 +593,10 @@ def heartbeat(held: Held, *, now: int | None = None) -> Op[bool]:
 # Finish
 
 
-def finish(finishes: Sequence[tuple[Claimed, Change]], *, now: int | None = None) -> Op[dict[str, Verdict]]:
-    """Record how attempts ended, each fenced by its token.
+def finish(
+    finishes: Sequence[tuple[Claimed, Change]], *, borrowed: bool = False, now: int | None = None
+) -> Op[dict[str, Verdict]]:
+    """Record how attempts ended, each fenced by its token; `borrowed` is for the connection of a caller.
 
     Successes take a short way. What ends in different `ways` had better be finished apart: together, all rows are
     locked beforehand.
@@ -573,7 +613,7 @@ def finish(finishes: Sequence[tuple[Claimed, Change]], *, now: int | None = None
             rest.append(_change(job, change))
         else:
             short[way][job.token][job.id] = change.result
-    op = _finish(short, rest, finishes, now)
+    op = _finish(short, rest, finishes, now, borrowed=borrowed)
     if not any(change["error"] for change in rest):
         return op
     return replace(op, bare=lambda: _finish(short, [_without_texts(change) for change in rest], finishes, now))
@@ -610,12 +650,15 @@ def _finish(
     rest: list[dict[str, Any]],
     finishes: Sequence[tuple[Claimed, Change]],
     now: int | None,
+    *,
+    borrowed: bool = False,
 ) -> Op[dict[str, Verdict]]:
     sections: tuple[str, ...] = ()
     params: dict[str, Any] = {"now": now}
     if Way.PLAIN in short:
         leaves_nothing = not any(job.keep_ms for job, _ in finishes)
-        sections += ("finish_gone" if leaves_nothing else "finish_plain",)
+        plain = "finish_gone" if leaves_nothing else "finish_plain"
+        sections += ("plain_held", plain) if borrowed else (plain, "plain_written")
     if Way.KEYED in short:
         sections += ("finish_keyed",)
     if Way.BATCHED in short:
@@ -1171,7 +1214,7 @@ def _repeatable(
 ) -> Op[T]:
     """Make an operation that finds nothing left to do when repeated, and then looks for what it did before."""
     again = Op(name, (*sections, look), params, read, wakes=wakes)
-    return replace(again, sections=sections, again=again)
+    return replace(again, sections=sections, repeat=again)
 
 
 def _records(rows: Rows) -> list[JobRecord]:

@@ -228,7 +228,8 @@ class PostgresDriver(Driver):
 
     def _gathers(self, op: Op[Any]) -> bool:
         """Say whether an operation may share its commit: only where locks are taken in one order, jobs before keys."""
-        return op.sections in GATHERED and "," not in op.params.get("ids", "") and self.hook is None
+        several_keys = "key_ttl_ms" in op.params and "," in op.params["ids"]
+        return op.sections in GATHERED and not several_keys and self.hook is None
 
     def _commit_together(self, batch: Sequence[Op[Any]]) -> Sequence[Outcome]:
         """Commit enqueues as one. If they cannot be, each is run alone, so that only the guilty fails or waits."""

@@ -181,7 +181,7 @@ def fire(firings: Sequence[Firing], *, now: int | None = None) -> Op[list[str]]:
     }
     sections = ("fire_lock", "fire_jobs", "hand_out", "fire_forget", "fire_rows", "fire_events", "fire_advance")
     again = Op("fire", (*sections, "fired"), params, _names, wakes=True)
-    return replace(again, sections=sections, again=again)
+    return replace(again, sections=sections, repeat=again)
 
 
 def _of(firing: Firing, **fields: Any) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def define(definitions: Sequence[Definition], *, now: int | None = None) -> Op[l
     """Write schedules, each only where there is none or the one that was read; answers which were written."""
     params = {"schedules": _text([_defined(one) for one in definitions]), "now": now}
     again = Op("define", ("define_schedules", "defined"), params, _names, wakes=True)
-    return replace(again, sections=("define_schedules",), again=again)
+    return replace(again, sections=("define_schedules",), repeat=again)
 
 
 def _defined(one: Definition) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def abandon(own: Iterable[str], *, now: int | None = None) -> Op[list[str]]:
     """Pause the schedules that stood in code, and that neither we nor any living worker has there; answers which."""
     params = {"own": _text(sorted(own)), "gone": GONE, "by": BY, "now": now}
     again = Op("abandon", ("abandon_schedules", "abandoned"), params, _names)
-    return replace(again, sections=("abandon_schedules",), again=again)
+    return replace(again, sections=("abandon_schedules",), repeat=again)
 
 
 def pause(name: str, *, by: str, why: str, now: int | None = None) -> Op[list[str]]:
@@ -261,7 +261,7 @@ def delete(name: str, *, by: str, why: str, now: int | None = None) -> Op[list[s
     """Delete a schedule; what it fired stays. Answers its name, if there was one."""
     params = {**_said(name=name, by=by, why=why), "now": now}
     again = Op("delete_schedule", ("delete_schedule", "deleted_schedule"), params, _names)
-    return replace(again, sections=("delete_schedule",), again=again)
+    return replace(again, sections=("delete_schedule",), repeat=again)
 
 
 # Read

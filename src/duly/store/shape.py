@@ -80,4 +80,4 @@ def claim(
     del params["alone"]
     sections = ("uncompiled", "claim_shaped")
     again = Op("claim", ("await_claim", *sections), params, ops.claimed)
-    return replace(again, sections=sections, again=again)
+    return replace(again, sections=sections, repeat=again)

@@ -465,7 +465,6 @@ CONTROLS = (
         (
             ("finish", " and token = held_token", ""),
             ("finish_plain", f"{PLAIN} and keep_ms > 0", "state = 'running' and keep_ms > 0"),
-            ("finish_plain", f"{PLAIN}\n   and", "state = 'running'\n   and"),
             ("finish_plain", f"{PLAIN}\n          and", "state = 'running'\n          and"),
         ),
         (

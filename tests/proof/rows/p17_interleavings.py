@@ -31,7 +31,6 @@ from duly.model import (
 from duly.steps import Steps
 from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
-from duly.store.gather import listed
 from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.postgres import bring_up_to_date
@@ -39,6 +38,7 @@ from duly.store.schedules import Due
 from duly.upkeep.fire import plan as planned
 from tests.contract.stores import NOW, PostgresStore, definition, new_id
 from tests.proof import breaks
+from tests.proof.enqueues import jobs_of
 from tests.proof.interleaving import CALM, PLANS, Board, Orders, Outcome, Script, Sessions
 from tests.proof.table import Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
@@ -484,11 +484,6 @@ def _keyed(*keys: str) -> Op[list[Enqueued]]:
     return ops.enqueue(TERMS, [NewJob(new_id(), '{"n":1}', key=key) for key in keys], now=NOW)
 
 
-def _asked(op: Op[list[Enqueued]]) -> list[dict[str, Any]]:
-    jobs: list[dict[str, Any]] = json.loads(listed(op)["jobs"])
-    return jobs
-
-
 def _enqueuers(*batches: Sequence[str]) -> Prepare:
     def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
         made = [_keyed(*batch) for batch in batches]
@@ -501,7 +496,7 @@ def _one_holder(outcome: Outcome, made: Sequence[Op[list[Enqueued]]]) -> Iterato
     holders = {row["key"]: row["job_id"] for row in outcome.rows("key")}
     firsts = []
     for number, op in enumerate(made):
-        for job, answer in zip(_asked(op), outcome.answer(number), strict=True):
+        for job, answer in zip(jobs_of(op), outcome.answer(number), strict=True):
             if answer.id != holders.get(job["key"]):
                 yield f"an enqueue was told that {answer.id} holds {job['key']}, which {holders.get(job['key'])} does"
             if not answer.deduplicated:
@@ -538,7 +533,7 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
 def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
     op = _keyed("a", "b")
     assert op.again is not None
-    ids = [job["id"] for job in _asked(op)]
+    ids = [job["id"] for job in jobs_of(op)]
 
     def judge(outcome: Outcome) -> Iterator[str]:
         for told in (*outcome.answers[0], outcome.answer(1)):  # the first try may have come too late to be answered
@@ -582,7 +577,7 @@ def _keyed_against_end(end: Callable[[Claimed], Op[Any]], *, frees: bool) -> Pre
         store.run(_keyed("a", "b"))
         first, second = store.claim(2)
         op = _keyed("b", "a")
-        new = {job["key"]: job["id"] for job in _asked(op)}
+        new = {job["key"]: job["id"] for job in jobs_of(op)}
 
         def judge(outcome: Outcome) -> Iterator[str]:
             other, answer = outcome.answer(0)
@@ -611,7 +606,7 @@ race("keyed enqueue against finish, cancelled")(
 @race("keyed enqueue against cancel")
 def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
     old, op = store.enqueue_key("k").id, _keyed("k")
-    [new] = [job["id"] for job in _asked(op)]
+    [new] = [job["id"] for job in jobs_of(op)]
 
     def judge(outcome: Outcome) -> Iterator[str]:
         [answer] = outcome.answer(0)
@@ -702,7 +697,7 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
 
     def judge(outcome: Outcome) -> Iterator[str]:
         holders = {row["key"]: row["job_id"] for row in outcome.rows("key")}
-        told = {job["key"]: answer.id for job, answer in zip(_asked(op), outcome.answer(0), strict=True)}
+        told = {job["key"]: answer.id for job, answer in zip(jobs_of(op), outcome.answer(0), strict=True)}
         if told != holders or len(outcome.rows("job")) != 2:
             yield f"an enqueue was told {told}, the holders are {holders}, {len(outcome.rows('job'))} jobs"
         for old, answer in zip(olds, outcome.answer(1), strict=True):
@@ -1674,7 +1669,7 @@ def _into(*keys: str, now: int | None = NOW, **terms: Any) -> Op[list[Enqueued]]
 
 
 def _ids(*made: Op[Any]) -> list[str]:
-    return [job["id"] for op in made for job in json.loads(listed(op)["jobs"])]
+    return [job["id"] for op in made for job in jobs_of(op)]
 
 
 def _go_round(

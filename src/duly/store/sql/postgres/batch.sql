@@ -23,10 +23,10 @@ select id::text from held where id is null;
 select filled, sealed_at is not null
        and not exists (
            select 1 from duly.duly_job
-            where duly_job.id = any (array(select id from json_to_recordset(:jobs::json) as input (id uuid))))
+            where duly_job.id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked)))
        and not exists (
            select 1 from duly.duly_done
-            where duly_done.id = any (array(select id from json_to_recordset(:jobs::json) as input (id uuid)))) as sealed
+            where duly_done.id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))) as sealed
   from duly.duly_batch
  where id = :batch_id::uuid;
 
@@ -55,8 +55,8 @@ update duly.duly_batch
    set open = open + (
        select count(*)
          from duly.duly_job
-        where duly_job.id = any (array(select id from json_to_recordset(:jobs::json) as input (id uuid)))),
-       filled = filled + json_array_length(:jobs::json)
+        where duly_job.id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))),
+       filled = filled + json_array_length(:ids::json)
  where id = :batch_id::uuid and sealed_at is null and filled = :filling::bigint
    and (:parent_token::bigint is null
         or exists (

@@ -9,6 +9,7 @@
 
 -- name: enqueue
 -- again: on conflict (id) do nothing
+-- They come as {[lane, envelope]: {id: payload}}, so that little has to be taken out of JSON row by row.
 -- Asked again while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
 -- that lost its lease (`hold_parent`) adds nothing either, and nothing is added to a batch that takes no more, or whose
 -- key says that it was filled further (`:filling`) by now.
@@ -16,13 +17,17 @@ with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
     lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, lane, ordering_dead)
-select id, :task, :queue, :priority::int,
+select one.key::uuid, :task, :queue, :priority::int,
        case when coalesce(:due_at::bigint, now + :delay_ms::bigint) <= now then 'ready' else 'scheduled' end,
-       payload, envelope, :max_attempts::int, now, coalesce(:due_at::bigint, now + :delay_ms::bigint),
+       one.value, envelope, :max_attempts::int, now, coalesce(:due_at::bigint, now + :delay_ms::bigint),
        coalesce(:expires_at::bigint, now + :expires_ms::bigint), :lease_ms::int, :keep_ms::bigint,
        :result_ttl_ms::bigint, :batch_id::uuid, :schedule::text, :on_dead::text, lane, :ordering_dead::text
   from clock
- cross join json_to_recordset(:jobs::json) as input (id uuid, payload text, envelope text, lane text)
+ cross join (
+       select key::json ->> 0 as lane, key::json ->> 1 as envelope, value as payloads
+         from json_each(:payloads::json)
+       offset 0) as kind  -- read once, not for each of its jobs
+ cross join json_each_text(kind.payloads) as one
  where (:parent_token::bigint is null
         or exists (
            select 1 from duly.duly_job
@@ -112,15 +117,15 @@ select id, :task, :queue, :priority::int,
 -- Differs from SQLite: `not exists` in the insert would not do. The insert may wait for the finish of this very
 -- job, whose row in duly_done only the next statement can see.
 delete from duly.duly_key
- using json_to_recordset(:jobs::json) as input (id uuid)
-  join duly.duly_done on duly_done.id = input.id
+ using json_array_elements_text(:ids::json) as asked
+  join duly.duly_done on duly_done.id = asked::uuid
  where duly_key.task = duly_done.task and duly_key.key = duly_done.key
    and duly_key.job_id = duly_done.id and duly_key.state = 'live';
 delete from duly.duly_job
  where id = any (array(
        select duly_done.id
-         from json_to_recordset(:jobs::json) as input (id uuid)
-         join duly.duly_done on duly_done.id = input.id));
+         from json_array_elements_text(:ids::json) as asked
+         join duly.duly_done on duly_done.id = asked::uuid));
 
 -- name: key_holders
 select input.id::text as asked, coalesce(duly_key.job_id, input.id)::text as holder,
@@ -472,6 +477,9 @@ select id::text
   from duly.duly_job
  where id = :id::uuid and token is not distinct from :token::bigint and state = 'running';
 
+-- name: plain_held
+-- Only SQLite counts by a statement of its own.
+
 -- name: finish_plain
 -- Differs from SQLite: a delete can hand its rows to an insert, so both are one statement. By the order of the input and
 -- the walk along the primary key, rows are locked in the order of their ids, as everywhere.
@@ -527,6 +535,9 @@ gone as (
     returning 1
 )
 select count(*)::int as recorded from gone;
+
+-- name: plain_written
+-- Only SQLite counts by a statement of its own.
 
 -- name: finish_keyed
 -- The short way out for a success with a key, which it keeps for its time. What is to run next under the key takes the

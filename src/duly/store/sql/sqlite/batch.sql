@@ -16,8 +16,8 @@ select id, name, key, filled
 -- Only PostgreSQL has something to lock.
 select id from duly_batch where false;
 select filled, sealed_at is not null
-       and not exists (select 1 from duly_job where id in (select value ->> 'id' from json_each(:jobs)))
-       and not exists (select 1 from duly_done where id in (select value ->> 'id' from json_each(:jobs))) as sealed
+       and not exists (select 1 from duly_job where id in (select value from json_each(:ids)))
+       and not exists (select 1 from duly_done where id in (select value from json_each(:ids))) as sealed
   from duly_batch
  where id = :batch_id;
 
@@ -40,8 +40,8 @@ update duly_batch
 -- name: count_filled
 -- After they are added: how far it was filled tells a repeated try from the first, also where success leaves no trace.
 update duly_batch
-   set open = open + (select count(*) from json_each(:jobs) cross join duly_job on duly_job.id = value ->> 'id'),
-       filled = filled + json_array_length(:jobs)
+   set open = open + (select count(*) from json_each(:ids) cross join duly_job on duly_job.id = value),
+       filled = filled + json_array_length(:ids)
  where id = :batch_id and sealed_at is null and filled = :filling
    and (:parent_token is null
         or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'));

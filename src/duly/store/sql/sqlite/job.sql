@@ -6,18 +6,20 @@
 
 -- name: enqueue
 -- again: on conflict (id) do nothing
+-- They come as {[lane, envelope]: {id: payload}}, so that little has to be taken out of JSON row by row.
 -- Asked again while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
 -- that lost its lease (`hold_parent`) adds nothing either, and nothing is added to a batch that takes no more, or whose
 -- key says that it was filled further (`:filling`) by now.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
     lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, lane, ordering_dead)
-select value ->> 'id', :task, :queue, :priority,
+select one.key, :task, :queue, :priority,
        case when coalesce(:due_at, :now + :delay_ms) <= :now then 'ready' else 'scheduled' end,
-       value ->> 'payload', value ->> 'envelope', :max_attempts, :now, coalesce(:due_at, :now + :delay_ms),
+       one.value, kind.key ->> 1, :max_attempts, :now, coalesce(:due_at, :now + :delay_ms),
        coalesce(:expires_at, :now + :expires_ms), :lease_ms, :keep_ms, :result_ttl_ms, :batch_id, :schedule, :on_dead,
-       value ->> 'lane', :ordering_dead
-  from json_each(:jobs)
+       kind.key ->> 0, :ordering_dead
+  from json_each(:payloads) as kind
+ cross join json_each(kind.value) as one
  where (:parent_token is null
         or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'))
    and (:filling is null
@@ -83,12 +85,12 @@ select value ->> 'id', :task, :queue, :priority,
 delete from duly_key
  where (task, key, job_id) in (
        select task, duly_done.key, duly_done.id
-         from json_each(:jobs)
-        cross join duly_done on duly_done.id = value ->> 'id'
+         from json_each(:ids)
+        cross join duly_done on duly_done.id = value
         where duly_done.key is not null)
    and state = 'live';
 delete from duly_job
- where id in (select duly_done.id from json_each(:jobs) join duly_done on duly_done.id = value ->> 'id');
+ where id in (select duly_done.id from json_each(:ids) join duly_done on duly_done.id = value);
 
 -- name: key_holders
 select value ->> 'id' as asked, coalesce(duly_key.job_id, value ->> 'id') as holder,
@@ -319,17 +321,20 @@ update duly_job
  where id = :id and token = :token and state = 'running'
 returning id;
 
--- name: finish_plain
--- The short way out for a success without key, batch or schedule, which is most of them. They come as
--- {token: {id: result}}, so that nothing has to be taken out of JSON row by row. Answers how many there are to write:
--- to name each would take as long as to write it, and of what was written last, a caller's own connection may tell of
--- something else.
+-- name: plain_held
+-- How many plain ends there are to write. For a caller's own connection, which may tell of something else when it is
+-- asked what was written last.
 select count(*) as recorded
   from json_each(:plain) as held
  cross join json_each(held.value) as one
  cross join duly_job on duly_job.id = one.key
  where token = cast(held.key as integer) and state = 'running'
    and duly_job.key is null and batch_id is null and schedule is null;
+
+-- name: finish_plain
+-- The short way out for a success without key, batch or schedule, which is most of them. They come as
+-- {token: {id: result}}, so that nothing has to be taken out of JSON row by row. They are only counted, by the section
+-- before or after it: to name each would take as long as to write it.
 insert into duly_done (
     id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
     expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
@@ -357,12 +362,6 @@ delete from duly_job
 
 -- name: finish_gone
 -- The same for a turn of jobs that all leave nothing behind.
-select count(*) as recorded
-  from json_each(:plain) as held
- cross join json_each(held.value) as one
- cross join duly_job on duly_job.id = one.key
- where token = cast(held.key as integer) and state = 'running' and keep_ms = 0
-   and duly_job.key is null and batch_id is null and schedule is null;
 delete from duly_job
  where id in (
        select duly_job.id
@@ -371,6 +370,10 @@ delete from duly_job
         cross join duly_job on duly_job.id = one.key
         where token = cast(held.key as integer) and state = 'running' and keep_ms = 0
           and duly_job.key is null and batch_id is null and schedule is null);
+
+-- name: plain_written
+-- How many plain ends the statement before this one has taken out.
+select changes() as recorded;
 
 -- name: finish_keyed
 -- The short way out for a success with a key, which it keeps for its time. What is to run next under the key takes the
