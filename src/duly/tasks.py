@@ -122,6 +122,9 @@ class Call(msgspec.Struct, Generic[R_co], eq=False):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        return f"<call of {self.task.name}>"  # what it is called with may be a secret
+
 
 class Task(Generic[P, C, R]):
     """A function that can be enqueued."""

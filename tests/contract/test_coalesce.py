@@ -286,7 +286,7 @@ def test_k09_a_batch_has_its_limits(fleet, crowd, monkeypatch):
     [future.result(60) for future in sent]
     assert transactions(fleet) == [1, 3, 3, 1]
     fleet.query("delete from duly_job")
-    monkeypatch.setattr(gather, "MOST_CHARS", 100)
+    monkeypatch.setattr(gather, "MOST_CHARS", len('{"n":1}') + 1)
     with locked(fleet):
         sent = crowd.gather([plain() for _ in range(3)], "thread")
     [future.result(60) for future in sent]

@@ -583,9 +583,20 @@ def test_k09_a_conflict_leaves_the_others_of_its_batch_enqueued(store: Store) ->
     assert names_and_states(store) == sorted((i, "ready") for i in (jobs[0].id, taken.id, jobs[2].id))
 
 
-def test_j01_two_jobs_of_one_list_with_the_same_id_are_refused() -> None:
+@pytest.mark.parametrize("lanes", [(None, None), ("a", "b")])
+def test_j01_two_jobs_of_one_list_with_the_same_id_are_refused(lanes: tuple[str | None, ...]) -> None:
+    same = new_id()
     with pytest.raises(ConfigError, match="work: one enqueue got two jobs with the same id"):
-        ops.enqueue(Terms("work"), [NewJob("0" * 8 + "-0000-7000-8000-000000000001", n) for n in "12"])
+        ops.enqueue(Terms("work"), [NewJob(same, "1", lane=lane) for lane in lanes])
+
+
+def test_j01_what_is_asked_again_is_what_was_asked_whatever_became_of_the_list() -> None:
+    jobs = [NewJob(new_id(), "1")]
+    op = ops.enqueue(Terms("work"), jobs, now=NOW)
+    [job] = jobs
+    jobs.clear()
+    assert op.again is not None
+    assert job.id in op.again.params["payloads"]
 
 
 def test_k09_jobs_with_and_without_keys_are_not_mixed_in_one_operation() -> None:

@@ -319,7 +319,7 @@ def test_j09_a_finish_on_the_callers_connection_is_told_that_the_lease_is_lost(f
     stale = Finish(job, DONE)
     file.succeed(job)
     with sqlite3.connect(file.path) as conn:
-        assert caller.run(conn, ops.finish([stale])) == {job.id: "already"}
+        assert caller.run(conn, ops.finish([stale], borrowed=True)) == {job.id: "already"}
     conn.close()
 
 

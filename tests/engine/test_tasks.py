@@ -581,3 +581,7 @@ def test_enqueue_many_of_what_is_no_call_says_how_to_write_it(plain: Duly) -> No
     assert refusal(lambda: send.enqueue_many([1, 2])) == (  # type: ignore[list-item]
         "send.enqueue_many got 1, which is no call: write send.enqueue_many(send.call(…) for …)"
     )
+    # What a call is called with may be a secret.
+    assert refusal(lambda: send.enqueue_many([[send.call(4711)]])) == (  # type: ignore[list-item]
+        "send.enqueue_many got [<call of send>], which is no call: write send.enqueue_many(send.call(…) for …)"
+    )

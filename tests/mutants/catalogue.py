@@ -336,8 +336,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/gather.py",
-        'return replace(first, sections=("enqueue",), params=',
-        "return replace(first, params=",
+        'return replace(first, sections=("enqueue",), params=params, repeat=None)',
+        "return replace(first, params=params)",
         "tests/contract/test_coalesce.py -k one_statement",
     ),
     Mutant(
@@ -2608,6 +2608,18 @@ MUTANTS = [
         "tests/contract/test_caller.py -k what_else",
     ),
     Mutant(
+        "src/duly/tasks.py",
+        '        return f"<call of {self.task.name}>"  # what it is called with may be a secret\n',
+        "        return msgspec.Struct.__repr__(self)\n",
+        "tests/engine/test_tasks.py -k what_is_no_call",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "terms, jobs = accepted.terms, tuple(jobs)",
+        "terms = accepted.terms",
+        "tests/contract/test_enqueue.py -k whatever_became_of_the_list",
+    ),
+    Mutant(
         "src/duly/context.py",
         "result=text))], borrowed=True)",
         "result=text))])",
@@ -2633,7 +2645,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "    if sum(map(len, kinds.values())) < len(jobs):\n",
+        "    if len({job.id for job in jobs}) < len(jobs):\n",
         "    if False:\n",
         "tests/contract/test_enqueue.py -k same_id",
     ),

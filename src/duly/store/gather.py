@@ -181,12 +181,15 @@ def _join(ops: Sequence[Op[Any]]) -> Op[Any]:
     assert again is not None
     # As if they were asked again, where one of a single job has the terms of a list. The moment may be set by a test.
     params = {**again.params, "now": first.params["now"], "payloads": f"{{{payloads}}}"}
-    return replace(first, sections=("enqueue",), params=params)
+    return replace(first, sections=("enqueue",), params=params, repeat=None)  # of which each asks again by itself
 
 
 def _size(op: Op[Any]) -> int:
-    """Say how long the text of an enqueue is, more or less: of a list, of jobs with keys, of one."""
-    return len(next(op.params[name] for name in ("payloads", "jobs", "payload") if name in op.params))
+    """Say how long the text of an enqueue is, more or less."""
+    params = op.params
+    if "payload" in params:
+        return len(params["payload"]) + len(params["envelope"] or "")
+    return len(params["payloads"] if "payloads" in params else params["jobs"])
 
 
 def rows_of(outcome: Outcome) -> Rows:

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
@@ -263,7 +262,7 @@ _MOST = {"priority": _INT, "max_attempts": _INT, "lease_ms": _INT}
 def _enqueue_plain(
     accepted: _Accepted, jobs: Sequence[NewJob], now: int | None, *, guarded: bool
 ) -> Op[list[Enqueued]]:
-    terms = accepted.terms
+    terms, jobs = accepted.terms, tuple(jobs)  # which are read once more after a lost answer
     ordered = in_order(terms)
     added = [Enqueued(job.id) for job in jobs]
 
@@ -295,15 +294,14 @@ def _payloads(jobs: Sequence[NewJob], task: str) -> str:
             payloads = kinds.setdefault(_in_common(job.lane, envelopes.pack(job.envelope)), {})
             last = job
         payloads[job.id] = job.payload
-    if sum(map(len, kinds.values())) < len(jobs):
+    if len({job.id for job in jobs}) < len(jobs):
         raise ConfigError(f"{task}: one enqueue got two jobs with the same id: give each one of its own")
     return f"{{{','.join([f'{kind}:{json_text(payloads)}' for kind, payloads in kinds.items()])}}}"
 
 
-@lru_cache(MOST_ACCEPTED)
 def _in_common(lane: str | None, envelope: str | None) -> str:
     """Write what jobs of a list have in common, as a name in JSON."""
-    return json_text(json_text([lane, envelope]))
+    return '"[null,null]"' if lane is envelope is None else json_text(json_text([lane, envelope]))
 
 
 def listed(op: Op[Any]) -> str:
@@ -616,7 +614,8 @@ def finish(
     op = _finish(short, rest, finishes, now, borrowed=borrowed)
     if not any(change["error"] for change in rest):
         return op
-    return replace(op, bare=lambda: _finish(short, [_without_texts(change) for change in rest], finishes, now))
+    bare = [_without_texts(change) for change in rest]
+    return replace(op, bare=lambda: _finish(short, bare, finishes, now, borrowed=borrowed))
 
 
 class Way(StrEnum):
