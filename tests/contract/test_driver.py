@@ -140,7 +140,7 @@ def test_j01_a_write_that_may_have_happened_is_not_told_to_have_not(tmp_path: Pa
     with pytest.raises(AnswerLost) as lost:
         asyncio.run(driver.arun(op)) if asynchronous else driver.run(op)
     assert driver.tries == 2
-    assert lost.value.again is op.again
+    assert lost.value.again == op.again
     driver.close()
 
 
