@@ -12,6 +12,7 @@ from tests.engine.crash.workers import Scene, alive, kill
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
 SLACK_SECONDS = 1.5  # for a machine that has other things to do
+START_SECONDS = 0.5  # which a process takes to start on one that has not
 
 
 def limit(scene: Scene) -> float:
@@ -48,7 +49,9 @@ def test_j11_a_killed_workers_job_is_running_again_soon_in_a_worker_that_comes_l
         f"\nJ11 {scene.store.kind} later: again after {again.at - killed_at:.2f} s, worker there after "
         f"{started.at - killed_at:.2f} s, limit {limit(scene):.2f} s"
     )
-    assert again.at - killed_at < limit(scene) + SLACK_SECONDS + max(0.0, started.at - killed_at - 2.0)
+    # It runs alone, in a process of its own, which takes as long to start as the worker did.
+    slow = max(0.0, started.at - killed_at - START_SECONDS)
+    assert again.at - killed_at < limit(scene) + SLACK_SECONDS + slow
     scene.wait_ended()
     assert scene.what(job)[0] == (1, "begin")
     assert scene.row(job) == ("succeeded", 2, 0)
