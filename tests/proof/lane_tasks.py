@@ -8,7 +8,7 @@ import time
 
 from duly import Ctx, Duly, backoff
 from duly.context import current
-from tests.proof.tasks import told, written_down
+from tests.proof.tasks import ledger, told, written_down
 
 app = Duly(os.environ.get("PROOF_URL", "proof.db"), lease=os.environ.get("PROOF_LEASE", "2s"))
 app.events.listen(told)
@@ -26,6 +26,7 @@ async def _run(ctx: Ctx, task: str, key: str, n: int) -> None:
     """Take some time, and fail at first now and then."""
     lease = current.get()
     assert lease is not None
+    ledger()  # opened by now, so that nothing comes between this time and the one that it notes
     late_ms = round(time.time() * 1000) - (lease.job.lease_until - lease.job.lease_ms)
     with written_down(ctx, task=task, key=key, n=n, late_ms=late_ms):
         await asyncio.sleep(0.5 if n % 10 == 3 else (n * 7 % 4) * 0.02)
