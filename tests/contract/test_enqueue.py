@@ -583,11 +583,11 @@ def test_k09_a_conflict_leaves_the_others_of_its_batch_enqueued(store: Store) ->
     assert names_and_states(store) == sorted((i, "ready") for i in (jobs[0].id, taken.id, jobs[2].id))
 
 
-@pytest.mark.parametrize("lanes", [(None, None), ("a", "b")])
-def test_j01_two_jobs_of_one_list_with_the_same_id_are_refused(lanes: tuple[str | None, ...]) -> None:
+@pytest.mark.parametrize("terms", [({}, {}), ({"lane": "a"}, {"lane": "b"}), ({"key": "a"}, {"key": "b"})])
+def test_j01_two_jobs_of_one_list_with_the_same_id_are_refused(terms: tuple[dict[str, str], ...]) -> None:
     same = new_id()
     with pytest.raises(ConfigError, match="work: one enqueue got two jobs with the same id"):
-        ops.enqueue(Terms("work"), [NewJob(same, "1", lane=lane) for lane in lanes])
+        ops.enqueue(Terms("work"), [NewJob(same, "1", **one) for one in terms])
 
 
 def test_j01_what_is_asked_again_is_what_was_asked_whatever_became_of_the_list() -> None:

@@ -320,6 +320,8 @@ def test_j09_a_finish_on_the_callers_connection_is_told_that_the_lease_is_lost(f
     file.succeed(job)
     with sqlite3.connect(file.path) as conn:
         assert caller.run(conn, ops.finish([stale], borrowed=True)) == {job.id: "already"}
+        with pytest.raises(AssertionError, match="somebody else may have written last"):
+            caller.run(conn, ops.finish([stale]))  # meant for a connection of our own
     conn.close()
 
 

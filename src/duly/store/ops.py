@@ -248,6 +248,8 @@ def _check_jobs(jobs: Sequence[NewJob], task: str) -> None:
             raise ConfigError(f"{task}: the id of a job is a UUID in lower case (keys.Ids makes them), not {job.id!r}")
         codec.check_json(job.payload, what)
         codec.check_size(job.payload, task)
+    if len({job.id for job in jobs}) < len(jobs):
+        raise ConfigError(f"{task}: one enqueue got two jobs with the same id: give each one of its own")
 
 
 _is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
@@ -271,7 +273,7 @@ def _enqueue_plain(
 
     def again() -> Op[list[Enqueued]]:
         ids = json_text([job.id for job in jobs])
-        params = {**accepted.of_many, "payloads": _payloads(jobs, terms.task), "ids": ids, "now": now}
+        params = {**accepted.of_many, "payloads": _payloads(jobs), "ids": ids, "now": now}
         return Op("enqueue", ("enqueue_again", "undo_finished", *ordered), params, read, wakes=True)
 
     # Where success leaves no trace, nobody can tell a lost enqueue from a finished one.
@@ -284,7 +286,7 @@ def _enqueue_plain(
     return replace(repeated, sections=("enqueue", *ordered), once=once, repeat=repeated, alike=alike)
 
 
-def _payloads(jobs: Sequence[NewJob], task: str) -> str:
+def _payloads(jobs: Sequence[NewJob]) -> str:
     """Write jobs by their kinds, as {[lane, envelope]: {id: payload}}: most that come together are of one."""
     kinds: dict[str, dict[str, str]] = {}
     last: NewJob | None = None
@@ -294,8 +296,6 @@ def _payloads(jobs: Sequence[NewJob], task: str) -> str:
             payloads = kinds.setdefault(_in_common(job.lane, envelopes.pack(job.envelope)), {})
             last = job
         payloads[job.id] = job.payload
-    if len({job.id for job in jobs}) < len(jobs):
-        raise ConfigError(f"{task}: one enqueue got two jobs with the same id: give each one of its own")
     return f"{{{','.join([f'{kind}:{json_text(payloads)}' for kind, payloads in kinds.items()])}}}"
 
 
