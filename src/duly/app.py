@@ -117,6 +117,8 @@ class JobFilters(TypedDict, total=False):
 class Job(Generic[R_co]):
     """A job that was enqueued, or found to be there already."""
 
+    __slots__ = ("_app", "_behind", "_enqueued", "_keep_ms", "_staged", "_task")
+
     def __init__(self, app: Duly, task: Task[..., Any, Any], enqueued: Enqueued, *, keep_ms: int, staged: bool) -> None:
         self._app = app
         self._task = task
@@ -371,7 +373,7 @@ class Duly:
         if batch_of(task) is not None:
             return self._enqueue(task, [[job]])[0]
         terms, conn = task._terms(), task._using.conn
-        op = ops.enqueue(terms, [job], parent=parent())
+        op = ops.enqueue(terms, [job], parent=parent(), checked=True)
         self._admit(terms.queue, 1, conn, before=0)
         return self._enqueued(task, terms, _held(self._add(op, conn)))[0]
 
@@ -384,7 +386,7 @@ class Duly:
             beside: ThreadPoolExecutor | None = None
             sent: Future[Answers] | None = None
             for jobs in chunks:
-                op = ops.enqueue(terms, jobs, parent=parent())
+                op = ops.enqueue(terms, jobs, parent=parent(), checked=True)
                 if sent is not None:
                     answers += _held(sent.result())
                 sent = None
@@ -416,7 +418,7 @@ class Duly:
         terms, conn = task._terms(), task._using.conn
         lease = current.get()
         with nullcontext() if lease is None else in_flight(lease):
-            op = ops.enqueue(terms, [job], parent=parent())
+            op = ops.enqueue(terms, [job], parent=parent(), checked=True)
             await self._aadmit(terms.queue, 1, conn, before=0)
             answers = _held(await self._aadd(op, conn))
         return self._enqueued(task, terms, answers)[0]
@@ -430,7 +432,7 @@ class Duly:
         with nullcontext() if lease is None else in_flight(lease):
             async with _Beside() as beside:
                 for jobs in chunks:
-                    op = ops.enqueue(terms, jobs, parent=parent())
+                    op = ops.enqueue(terms, jobs, parent=parent(), checked=True)
                     answers += await beside.landed()
                     await self._aadmit(terms.queue, len(jobs), conn, before=len(answers))
                     # More will follow: make it while this is on its way. A handler has nothing beside itself.

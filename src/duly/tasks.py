@@ -291,7 +291,7 @@ class Task(Generic[P, C, R]):
 
     def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         payload = self.definition.codec.encode_call(args, kwargs)
-        codec.check_size(payload, self.name, limit=self._app.settings.max_payload)
+        codec.check_size(payload, self.name, limit=min(self._app.settings.max_payload, codec.MAX_PAYLOAD))
         return payload
 
     def _key(self, key: keys.Key, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str = "key=") -> str:

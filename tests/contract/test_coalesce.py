@@ -166,16 +166,17 @@ def test_k09_what_the_database_refuses_fails_alone(fleet, crowd, kinds):
 
 
 @pytest.mark.parametrize("kinds", KINDS)
-def test_j01_who_shares_a_connection_that_breaks_asks_again_for_himself(fleet, crowd, kinds):
+def test_j01_who_shares_a_connection_that_breaks_asks_again_for_himself(fleet, crowd, kinds, monkeypatch):
     """The commit of a batch breaks twice: while the first is alone, and while the others are in it."""
+    monkeypatch.setattr(postgres, "SHORT_LOCK_TIMEOUT", "set local lock_timeout = '60s'")
     requests = [plain(), plain(), keyed("a"), plain(keep_ms=0), plain()]
     with locked(fleet):
         sent = crowd.gather(requests, kinds)
         [first] = blocked(fleet)
         fleet.query("select pg_terminate_backend(?)", first)
-        until(lambda: any(pid != first for pid in blocked(fleet)))
-        [second] = [pid for pid in blocked(fleet) if pid != first][:1]
-        fleet.query("select pg_terminate_backend(?)", second)
+        until(lambda: len({*blocked(fleet)} - {first}) == 2)  # the first asks again, beside the batch of the others
+        for pid in {*blocked(fleet)} - {first}:
+            fleet.query("select pg_terminate_backend(?)", pid)
         until(lambda: sent[3].done())  # in the batch that broke, and never repeated by itself
     assert isinstance(sent.pop(3).exception(60), EnqueueUnknown)
     ids = [future.result(60)[0].id for future in sent]

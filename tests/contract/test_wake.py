@@ -491,6 +491,13 @@ def test_a_hint_that_fails_does_not_fail_the_enqueue(fleet, monkeypatch, hook):
 def test_a_stream_of_enqueues_that_never_ends_wakes_whoever_sleeps(fleet, monkeypatch):
     """While others wait for their commit the hint is left to them, but not for ever."""
     hints = []
+    add = postgres._Connection.add
+
+    def counted(self, statement, params, *, hint):
+        hints.extend([self] * hint)
+        add(self, statement, params, hint=hint)
+
+    monkeypatch.setattr(postgres._Connection, "add", counted)
     monkeypatch.setattr(postgres._Connection, "hint", lambda self: hints.append(self))
     monkeypatch.setattr(type(fleet.driver._gathering), "waiting", True)
     fleet.driver._hinted_at = 0.0
@@ -502,6 +509,8 @@ def test_a_stream_of_enqueues_that_never_ends_wakes_whoever_sleeps(fleet, monkey
     monkeypatch.setattr(type(fleet.driver._gathering), "waiting", False)
     fleet.enqueue()
     assert len(hints) == 2
+    fleet.enqueue_key("a")
+    assert len(hints) == 3
 
 
 def test_a_listener_that_lost_its_connection_says_so_once_and_comes_back(fleet, caplog):

@@ -68,13 +68,26 @@ def test_j03_one_wrong_call_among_many_keeps_its_thousand_from_being_written(app
     assert outside.query("select count(*) from duly_job") == [(0,)]
 
 
-def test_a_payload_that_is_too_large_is_refused_before_anything_is_written(app: Duly, outside: Outside) -> None:
-    @app.task
+@pytest.mark.parametrize(
+    ("setting", "limit"), [({}, 96_000), ({"max_payload": 1_000}, 1_000), ({"max_payload": 200_000}, 96_000)]
+)
+def test_j04_a_payload_that_is_too_large_is_refused_before_anything_is_written(
+    apps: Callable[..., Duly], outside: Outside, setting: dict[str, int], limit: int
+) -> None:
+    @apps(**setting).task
     def send(text: str) -> None: ...
 
-    with pytest.raises(PayloadTooLarge, match="send"):
-        send.enqueue("x" * 100_000)
+    most = limit - len('{"text":""}')
+    refused = f"send: the payload has {limit + 1:,} bytes, the limit is {limit:,}"
+    with pytest.raises(PayloadTooLarge, match=refused):
+        send.enqueue("x" * (most + 1))
+    with pytest.raises(PayloadTooLarge, match=refused):
+        asyncio.run(send.aenqueue("x" * (most + 1)))
+    with pytest.raises(PayloadTooLarge, match=refused):
+        send.enqueue_many(send.call("x" * length) for length in (1, most + 1))
     assert outside.query("select count(*) from duly_job") == [(0,)]
+    send.enqueue("x" * most)
+    assert outside.query("select count(*) from duly_job") == [(1,)]
 
 
 # Terms

@@ -1037,9 +1037,33 @@ MUTANTS = [
         "tests/contract/test_claim.py -k j26_the_database_refuses",
     ),
     Mutant(
-        "src/duly/store/sql/postgres/migrations/0005_checks.sql",
+        "src/duly/store/sql/postgres/migrations/0006_rules.sql",
         "(token is null) = (state <> 'running') and ",
         "",
+        "tests/contract/test_claim.py -k j26_the_database_refuses",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/migrations/0006_rules.sql",
+        "case when finished_at is null then '{running,ready,scheduled,waiting}'::text[]",
+        "case when finished_at is null then '{running,ready,scheduled,waiting,succeeded}'::text[]",
+        "tests/contract/test_claim.py -k j26_the_database_refuses",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/migrations/0006_rules.sql",
+        "attempt < max_attempts + num_nonnulls(token, finished_at)",
+        "attempt <= max_attempts + num_nonnulls(token, finished_at)",
+        "tests/contract/test_claim.py -k j26_the_database_refuses",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/migrations/0006_rules.sql",
+        "num_nonnulls(token) <= attempt",
+        "0 <= attempt",
+        "tests/contract/test_claim.py -k j26_the_database_refuses",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/migrations/0006_rules.sql",
+        "least(keep_ms, result_ttl_ms, lease_ms - 1) >= 0",
+        "least(keep_ms, lease_ms - 1) >= 0",
         "tests/contract/test_claim.py -k j26_the_database_refuses",
     ),
     Mutant(
@@ -2216,9 +2240,51 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/postgres.py",
-        "if not self._gathering.waiting or now - self._hinted_at > HINT_SECONDS:",
-        "if not self._gathering.waiting:",
+        "if self._gathering.waiting and now - self._hinted_at <= HINT_SECONDS:",
+        "if self._gathering.waiting:",
         "tests/contract/test_wake.py -k stream_of_enqueues",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        "        self._hinting = hint\n",
+        "        self._hinting = False\n",
+        "tests/contract/test_lone_enqueue.py -k serves_on",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        "        if hint:\n            pgconn.send_query_prepared(HINTING, None)\n            pgconn.pipeline_sync()\n",
+        "        hint = False\n",
+        "tests/contract/test_lone_enqueue.py -k k09_a_hint_follows",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        '    if text is not None and b"\\0" in text:',
+        "    if False:",
+        "tests/contract/test_lone_enqueue.py -k serves_on",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        "            self._encoding = self.info.encoding\n",
+        "",
+        "tests/contract/test_lone_enqueue.py -k in_the_encoding",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        "        if refusal is not None:\n            raise refusal\n",
+        "",
+        "tests/contract/test_lone_enqueue.py -k serves_on",
+    ),
+    Mutant(
+        "src/duly/tasks.py",
+        "limit=min(self._app.settings.max_payload, codec.MAX_PAYLOAD)",
+        "limit=self._app.settings.max_payload",
+        "tests/engine/test_enqueue.py -k j04",
+    ),
+    Mutant(
+        "src/duly/tasks.py",
+        "limit=min(self._app.settings.max_payload, codec.MAX_PAYLOAD)",
+        "limit=codec.MAX_PAYLOAD",
+        "tests/engine/test_enqueue.py -k j04",
     ),
     Mutant(
         "src/duly/store/postgres.py",

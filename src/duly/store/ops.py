@@ -166,14 +166,21 @@ class Replay(NamedTuple):
 
 
 def enqueue(
-    terms: Terms, jobs: Sequence[NewJob], *, parent: Held | None = None, now: int | None = None
+    terms: Terms,
+    jobs: Sequence[NewJob],
+    *,
+    parent: Held | None = None,
+    checked: bool = False,
+    now: int | None = None,
 ) -> Op[list[Enqueued]]:
     """Add jobs that share their terms; those with a key are added only where the key is free.
 
     `parent` is the job whose handler enqueues. If its lease is lost, nothing is added and nothing is answered.
+    `checked`: a task has made the jobs, so that their ids are new, and their payloads were written and measured here.
     """
     accepted = _accept(terms)
-    _check_jobs(jobs, terms.task)
+    if not checked:
+        _check_jobs(jobs, terms.task)
     keyed = [job for job in jobs if job.key is not None]
     if keyed and len(keyed) < len(jobs):
         raise ConfigError("one enqueue takes jobs with keys or jobs without, not both: split them")

@@ -1,0 +1,180 @@
+"""A lone enqueue on PostgreSQL goes past psycopg, in one message with its hint. Lines J01 and K09."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+import psycopg
+import pytest
+
+from duly.codec import MAX_PAYLOAD
+from duly.errors import StoreRefused
+from duly.model import NewJob, Terms
+from duly.store import ops, postgres
+from duly.store.listen import PARK
+from duly.store.postgres import PostgresDriver
+from tests.contract.stores import PostgresStore, new_id
+from tests.contract.test_coalesce import blocked, locked, until
+
+
+@pytest.fixture
+def fleet(postgres_url: str) -> Iterator[PostgresStore]:
+    store = PostgresStore(postgres_url)
+    store.driver.run(ops.clock())
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Note which statements go past psycopg, and whether a hint goes with them."""
+    sent: list[bool] = []
+    add = postgres._Connection.add
+
+    def noted(self: postgres._Connection, statement: Any, params: Any, *, hint: bool) -> None:
+        sent.append(hint)
+        add(self, statement, params, hint=hint)
+
+    monkeypatch.setattr(postgres._Connection, "add", noted)
+    return sent
+
+
+def enqueue(driver: PostgresDriver, payload: str = "1", *, job_id: str | None = None, **terms: Any) -> str:
+    job_id = job_id or new_id()
+    driver.run(ops.enqueue(Terms(**{"task": "work", **terms}), [NewJob(job_id, payload)]))
+    return job_id
+
+
+def payload_of(fleet: PostgresStore, job_id: str) -> str:
+    [(payload,)] = fleet.query("select payload from duly_job where id = ?", job_id)
+    return str(payload)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        '{"text": "\'; drop table duly_job --"}',
+        r'"\\ \" \u00e4 %s %(id)s $1 :id"',
+        '"語🦆"',
+        f'"{"x" * (MAX_PAYLOAD - 2)}"',
+    ],
+    ids=["quotes", "escapes", "letters", "large"],
+)
+def test_j01_a_lone_job_is_stored_to_the_letter(fleet: PostgresStore, direct: list[bool], payload: str) -> None:
+    assert payload_of(fleet, enqueue(fleet.driver, payload)) == payload
+    assert direct == [True]
+
+
+def test_j01_more_than_the_socket_takes_at_once_arrives(
+    fleet: PostgresStore, direct: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.codec.check_size", lambda payload, task: None)
+    payload = f'"{"x" * 20_000_000}"'
+    assert payload_of(fleet, enqueue(fleet.driver, payload)) == payload
+    assert payload_of(fleet, enqueue(fleet.driver, "2")) == "2"
+    assert direct == [True, True]
+
+
+def test_j01_what_the_server_refuses_is_told_and_the_connection_serves_on(
+    fleet: PostgresStore, direct: list[bool]
+) -> None:
+    taken = enqueue(fleet.driver)
+    pid = backend(fleet)
+    with pytest.raises(StoreRefused, match="duplicate key"):
+        enqueue(fleet.driver, job_id=taken)
+    with pytest.raises(StoreRefused, match="NUL"):
+        enqueue(fleet.driver, on_dead="a\0b")
+    enqueue(fleet.driver)
+    assert fleet.query("select count(*) from duly_job") == [(2,)]
+    assert backend(fleet) == pid
+    assert direct == [True] * 4
+
+
+def backend(fleet: PostgresStore) -> int:
+    """Say which connection the next operation gets."""
+    with fleet.driver._pool.connection() as conn:
+        return conn.info.backend_pid
+
+
+def test_j01_who_is_interrupted_while_he_waits_leaves_no_connection_in_the_middle_of_a_word(
+    fleet: PostgresStore, direct: list[bool]
+) -> None:
+    enqueue(fleet.driver)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt_who_waits() -> None:
+        until(lambda: blocked(fleet))
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    thread = threading.Thread(target=interrupt_who_waits)
+    try:
+        with locked(fleet):
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                enqueue(fleet.driver)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    after = enqueue(fleet.driver, "2")
+    assert payload_of(fleet, after) == "2"
+    assert len(direct) == 3
+
+
+@pytest.mark.parametrize("reason", ["behind a pooler", "no poll"])
+def test_j01_where_it_cannot_go_directly_it_goes_through_psycopg(
+    postgres_url: str, direct: list[bool], monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    if reason == "no poll":
+        monkeypatch.delattr("select.poll")
+    store = PostgresStore(postgres_url)
+    store.driver._prepared = reason != "behind a pooler"
+    assert payload_of(store, enqueue(store.driver, "3")) == "3"
+    assert direct == []
+    store.close()
+
+
+def test_j01_letters_are_written_in_the_encoding_of_the_connection(postgres_url: str, direct: list[bool]) -> None:
+    driver = PostgresDriver(psycopg.conninfo.make_conninfo(postgres_url, client_encoding="latin1"))
+    store = PostgresStore(postgres_url)
+    assert payload_of(store, enqueue(driver, '"ä"')) == '"ä"'
+    assert direct == [True]
+    driver.close()
+    store.close()
+
+
+def test_k09_a_hint_follows_each_lone_commit_and_the_next_hears_it_out(
+    fleet: PostgresStore, direct: list[bool]
+) -> None:
+    """Of a statement that waits behind the answer of a hint nobody may take that for his own."""
+    with psycopg.connect(fleet.url, autocommit=True) as sleeper:
+        sleeper.execute(PARK)
+        for number in range(5):
+            job_id = enqueue(fleet.driver, str(number))
+            assert len(list(sleeper.notifies(timeout=10, stop_after=1))) == 1
+            assert fleet.driver.run(ops.get(job_id)) is not None
+    assert direct == [True] * 5
+
+
+def test_j01_who_is_hung_up_on_while_he_waits_asks_again(fleet: PostgresStore, direct: list[bool]) -> None:
+    """Whether the end of the connection comes with the server's last word or after it is a matter of chance."""
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(8):
+            with locked(fleet):
+                added = threads.submit(enqueue, fleet.driver)
+                until(lambda: blocked(fleet))
+                [first] = blocked(fleet)
+                fleet.query("select pg_terminate_backend(?)", first)
+                until(lambda: any(pid != first for pid in blocked(fleet)))  # noqa: B023 (used at once)
+            assert fleet.query("select count(*) from duly_job where id = ?", added.result(timeout=30)) == [(1,)]
+    assert direct == [True] * 8
