@@ -1,10 +1,10 @@
 """A worker: takes jobs on lease, runs their handlers, records how they ended.
 
-It works in turns: send off everything that has ended since the last turn, claim as many as there are free slots. There
-are no timers to fill a batch: while ends are on their way to the database, others pile up and make the next batch, and
-claims go on meanwhile. While quick jobs wait for a slot, a few ends are not sent before more have come; of a backlog of
-them the next claim is sent off before the last one is read. Async handlers run in long-lived consumers on the event
-loop, sync ones in long-lived threads. A slot is free again when the end of its job is on its way.
+It works in turns: send off everything that has ended since the last turn, claim what there is room for (`claiming`).
+There are no timers to fill a batch: while ends are on their way to the database, others pile up and make the next
+batch, and claims go on meanwhile. While quick jobs wait for a slot, a few ends are not sent before more have come.
+Async handlers run in long-lived consumers on the event loop, sync ones in long-lived threads (`slots`). A slot is free
+again when the end of its job is on its way.
 
 Beside the turns run the beats (`heart`), the upkeep of the queue (`upkeep`), the suspects (`isolation`) and a watch
 over handlers that should have ended. Polling is the truth; a wake-up only spares the wait.
@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from duly import keys, runner
+from duly import runner
+from duly.claiming import Claiming
 from duly.context import Asked, Lease
 from duly.durations import Duration, to_ms
 from duly.errors import AnswerLost, ConfigError, DulyError, StoreUnavailable
@@ -39,12 +39,11 @@ from duly.pace import LATE_SECONDS, Pace
 from duly.shaping import Shaping
 from duly.slots import Slots
 from duly.store import ops, shape
-from duly.store.ops import Finish, Op, Rows
+from duly.store.ops import Finish, Op
 from duly.switching import LOOP_ALONE_SECONDS, SWITCH_SECONDS, threads_switched_often
 from duly.tasks import Kind
 from duly.threads import Spawn, Threads, start_thread
 from duly.upkeep import Upkeep
-from duly.watermark import Watermark
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -58,20 +57,10 @@ Ended = tuple[Lease, Change]
 BUSY_SECONDS = 1.0
 LETS_OTHERS_RUN = frozenset({State.READY, State.SCHEDULED, State.DEAD})
 MANY = 200  # ends, that take longer to write than a commit: they go by themselves, while we see to what a claim brought
-PARTS = 3  # in which quick jobs are claimed ahead: one is on its way while the others run
 # After the grace time: how long a handler that was told to stop gets, and what recording that may take.
 TOLD_SECONDS = 0.3
 LAST_SECONDS = 0.6
 GOODBYE_SECONDS = 5.0  # at most, where nobody waits for us to go
-
-
-class _Part(NamedTuple):
-    """A claim on its way, and what is to be known of it when its rows have come."""
-
-    op: Op[list[Claimed]]
-    limit: int
-    came_back: int
-    rows: asyncio.Task[Rows]
 
 
 class Worker:
@@ -107,31 +96,26 @@ class Worker:
         self.draining = drain
         self._signals = signals
         self._on_stuck = on_stuck
-        self._order = deque(self.queues)
-        self._watermarks = {queue: Watermark() for queue in self.queues}
         self.lanes = Lanes(self)
         self.shaping = Shaping()
         self._held: dict[str, Lease] = {}
         self._aside: set[Lease] = set()  # held, but in no slot: suspects
         self._stuck: set[Lease] = set()
         self._ended: deque[Ended] = deque()
-        self._soon = 0  # how many end in a moment while others wait for a slot
+        self.soon = 0  # how many end in a moment while others wait for a slot
         self._pace = Pace(concurrency, app.tasks, app.settings.max_attempts)
         self._slots = Slots(self)
+        self._claiming = Claiming(self, slots=self._slots, pace=self._pace)
         self.children = Children(app, concurrency, clock=clock)
         self.heart = Heart(self, clock=clock)
         self._stopping = False
         self._stop_at = 0.0
         self._told = False
         self._gave_back = False
-        self._filling = False
-        self._arrived = 0  # jobs of a claim that are not read yet, while the next one is sent off
         self._recording: list[asyncio.Task[None]] = []  # ends that are on their way
         self._being_recorded = 0  # how many slots they free
         self.emptying = False  # claims nothing, so that a suspect can run alone in this process
         self._poked = False
-        self._exhausted: set[str] = set()  # queues that had less than this turn asked for
-        self._came_back = 0  # how often jobs of ours became claimable again: a claim may have looked before that
         self._armed = False
         self._fruitful = False  # what was claimed since the last arming
         self._busy_since: float | None = None
@@ -335,17 +319,17 @@ class Worker:
     def _done(self) -> bool:
         if self._held or self._ended:
             return False
-        empty = self._exhausted.issuperset(self.queues) and not self._suspects.busy
+        empty = self._claiming.exhausted and not self._suspects.busy
         return self._stopping or (self.draining and empty)
 
     async def _turn(self) -> None:
         """Send off what has ended, claim what there is room for: both are on their way at the same time."""
-        self._give_back_late()
+        self._claiming.give_back_late()
         if self._stopping:
             self._stop_running()
         if self._is_worth_recording() and not self._is_recording():
             await self._send_ended()
-        await self._fill()
+        await self._claiming.fill()
 
     def _is_worth_recording(self) -> bool:
         """Say whether to send off what has ended now, or with more that will have ended in a moment.
@@ -353,7 +337,7 @@ class Worker:
         An operation costs the same whatever it records. While no job waits for a slot, no end waits either.
         """
         # The slot that has just become free takes one of those that wait.
-        return len(self._ended) >= min(self._slots.waiting - 1, self._soon)
+        return len(self._ended) >= min(self._slots.waiting - 1, self.soon)
 
     def _is_recording(self) -> bool:
         """Say whether ends are on their way to the database."""
@@ -393,7 +377,7 @@ class Worker:
             return
         if self._is_worth_recording() and all(map(_is_well_done, self._recording)):
             self._send_off()
-            self._came_back += 1  # what they have enqueued may have come after that claim has looked
+            self._claiming.may_have_missed()  # what they have enqueued may have come after that claim has looked
 
     def _free(self, ended: Sequence[Ended]) -> int:
         """Let others have the slots of what has ended, while that is on its way; says how many."""
@@ -425,8 +409,7 @@ class Worker:
         self._let_go(ended)
         self._tell(ended, verdicts)
         if _lets_others_run(ended):
-            self._exhausted.clear()
-            self._came_back += 1
+            self._claiming.look_again()
         self._vacant.set()
 
     def _tell(self, ended: Sequence[Ended], verdicts: Mapping[str, Verdict]) -> None:
@@ -471,150 +454,15 @@ class Worker:
             log.exception("job.not_recorded", extra=about(lease))
             return {}
 
-    async def _fill(self) -> None:
-        """Claim as many jobs as there is room for, queue after queue in turns, and start them."""
-        self._exhausted.clear()
-        if not self._takes_jobs():
-            return
-        self._filling = True
-        try:
-            await self._fill_from_queues()
-        finally:
-            self._filling = False
-            self._vacant.set()
-
-    async def _fill_from_queues(self) -> None:
-        self._order.rotate(-1)
-        ahead, quick = self._pace.ahead(self.clock())
-        self._soon = self._pace.soon(ahead)
-        claimed, looked = 0, False
-        for queue in list(self._order):
-            room, further = self._room(queue), self._further(queue, ahead)
-            looked = looked or room > 0 or (room + further > 0 and quick.issuperset(self.app.tasks))
-            claimed += await self._take_from(queue, room, further, quick)
-        if looked:  # who has no room found nothing because it did not look
-            self._note_busy(claimed)
-
-    def _further(self, queue: str, ahead: int) -> int:
-        """Say how many jobs beyond the free slots to claim of a queue: none until a part of them has begun.
-
-        Of a queue with a limit as many as that leaves, or it would have no turn behind those that are claimed ahead.
-        """
-        limit = self.queues[queue]
-        if limit is not None and ahead:
-            held = self._held_of(queue) + self._arrived
-            return max(0, min(limit, self.concurrency) - held - self._room(queue))
-        return 0 if self._slots.waiting + self._arrived > ahead - ahead // PARTS else ahead
-
-    async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
-        """Claim for the free slots, and of quick tasks beyond them."""
-        if quick.issuperset(self.app.tasks):
-            if self._is_all_there_is(queue):
-                return await self._take_parts(queue)
-            return await self._take(queue, self._part(queue), self.app.tasks)
-        taken = await self._take(queue, room, self.app.tasks)
-        # Not before a slot is free again: quick jobs on top of quick jobs would never leave one to the others.
-        if ahead and taken >= room > 0:
-            taken += await self._take(queue, min(ahead, self._room(queue) + ahead), quick)
-        return taken
-
-    async def _take_parts(self, queue: str) -> int:
-        """Claim quick jobs part after part, each sent off before the one before it is read and begun."""
-        taken, part = 0, self._ask(queue)
-        while part is not None:
-            rows = await part.rows
-            self._arrived = len(rows)
-            goes_on = len(rows) >= part.limit and self._takes_jobs() and self._is_all_there_is(queue)
-            following = self._ask(queue) if goes_on else None
-            try:
-                if following is not None:
-                    await asyncio.sleep(0)  # it begins
-            finally:  # whoever cancels us gives back what we hold
-                self._arrived = 0
-                leases = self._hold(part.op.read(rows))
-            self._note_taken(queue, leases, part.limit, part.came_back)
-            self._begin_all(leases)
-            self._note_busy(len(leases))
-            taken, part = taken + len(leases), following
-        return taken
-
-    def _is_all_there_is(self, queue: str) -> bool:
-        """Say whether claims of a queue depend on nothing but the room for them, least of all on each other."""
-        alone = len(self.queues) == 1 and not self.lanes.has(queue) and self.shaping.is_plain(queue)
-        return alone and self.overlaps
-
-    def _ask(self, queue: str) -> _Part | None:
-        """Send off the claim of a part, if there is room for one."""
-        self._give_back_late()
-        limit = self._part(queue)
-        if limit <= 0:
-            return None
-        self.lanes.unseen = False
-        op = self._plain_claim(queue, limit, list(self.app.tasks), self.id, alone=False)
-        return _Part(op, limit, self._came_back, self._slots.in_background(self.surely(op.unread())))
-
-    def _part(self, queue: str) -> int:
-        """Say how many quick jobs to claim at once."""
-        ahead, quick = self._pace.ahead(self.clock())
-        if not quick.issuperset(self.app.tasks):
-            return 0
-        return min(self._room(queue) + self._further(queue, ahead), self.concurrency + ahead // PARTS)
-
-    async def _take(self, queue: str, limit: int, tasks: Iterable[str]) -> int:
-        if limit <= 0:
-            return 0
-        came_back, self.lanes.unseen = self._came_back, False
-        leases = await self.claim(queue, limit, tasks)
-        if tasks is self.app.tasks:
-            self._note_taken(queue, leases, limit, came_back)
-        self._begin_all(leases)
-        return len(leases)
-
-    def _note_taken(self, queue: str, leases: Sequence[Lease], limit: int, came_back: int) -> None:
-        """Note how far a queue is claimed, and whether it had less than was asked for."""
-        self._note_reached(queue, leases)
-        if len(leases) < limit and came_back == self._came_back and not self.lanes.unseen:
-            self._exhausted.add(queue)
-
-    def _begin_all(self, leases: Sequence[Lease]) -> None:
-        """Give slots to what was claimed, and have the rest wait for one."""
-        self._pace.note_claim(len(leases), sum(len(lease.job.payload) for lease in leases))
-        free = self._slots.free
-        for place, lease in enumerate(leases):
-            # Nothing waits here on its last attempt: if we died, it would have had its chance.
-            if place >= free and lease.job.attempt >= lease.job.max_attempts:
-                self._pace.late(self.clock())
-                self.give_back(lease)
-            else:
-                self._slots.put(lease)
-        self._slots.fill()
+    # What is held
 
     async def claim(
         self, queue: str, limit: int, tasks: Iterable[str], *, alone: bool = False, child: bool = False
     ) -> list[Lease]:
         """Take jobs on lease; for a child's, its death is seen here, and ours is not its fault."""
-        holder = f"{self.id}{ops.CHILD}" if child else self.id
-        leases: list[Lease] = []
-        for way in self.lanes.ways(queue, self._claim_plain, (tasks is self.app.tasks, alone)):
-            if len(leases) < limit:
-                leases += self._hold(await way(queue, limit - len(leases), list(tasks), holder, alone))
-        return leases
+        return await self._claiming.claim(queue, limit, tasks, alone=alone, child=child)
 
-    async def _claim_plain(
-        self, queue: str, limit: int, tasks: Collection[str], holder: str, alone: bool
-    ) -> list[Claimed]:
-        jobs = await self.surely(self._plain_claim(queue, limit, tasks, holder, alone))
-        self.shaping.took(queue, jobs)
-        return jobs
-
-    def _plain_claim(
-        self, queue: str, limit: int, tasks: Collection[str], holder: str, alone: bool
-    ) -> Op[list[Claimed]]:
-        marks = [] if alone else self._watermarks[queue].marks()
-        token = keys.new_token()
-        return self.shaping.claim(queue, limit=limit, token=token, worker=holder, tasks=tasks, alone=alone, marks=marks)
-
-    def _hold(self, jobs: Sequence[Claimed]) -> list[Lease]:
+    def hold(self, jobs: Sequence[Claimed]) -> list[Lease]:
         """Note what was claimed as held."""
         now, schema = self.clock(), self.app.settings.schema
         leases = []
@@ -630,28 +478,6 @@ class Worker:
             self.heart.mind(lease_ms)
         return leases
 
-    def _note_reached(self, queue: str, leases: Sequence[Lease]) -> None:
-        """Note how far a queue is claimed, and look once in a while for what stands before that.
-
-        Who drains goes when there is nothing more, and begins each claim at the head to know it.
-        """
-        if self.draining:
-            return
-        self._watermarks[queue].passed([lease.job for lease in leases if lease.job.lane is None])
-        if self._watermarks[queue].begin_look(self.clock()):
-            self._slots.in_background(self._look_at_head(queue))
-
-    async def _look_at_head(self, queue: str) -> None:
-        watermark = self._watermarks[queue]
-        try:
-            head = await self.driver.arun(ops.head(queue, tasks=self.app.tasks))
-        except DulyError:  # whatever is wrong, the next claim meets it too
-            watermark.look_failed(self.clock())
-            return
-        if watermark.looked(head, self.clock()):
-            self._exhausted.discard(queue)
-            self.poke()
-
     def _superseded(self, job_id: str) -> None:
         """Tell the handler of an older lease of ours that it is lost: no beat would find it any more."""
         old = self._held[job_id]
@@ -659,21 +485,14 @@ class Worker:
             self.app.events.tell("job.lease_lost", logging.WARNING, **about(old))
             self.ask(old, Asked.LOST)
 
-    def _room(self, queue: str) -> int:
-        """Say how many jobs of a queue may be claimed beside those held."""
-        room = self.concurrency - (self._in_slots() - self._being_recorded) - len(self._stuck) - self._arrived
-        limit = self.queues[queue]
-        if limit is not None:
-            room = min(room, limit - self._held_of(queue) - self._arrived)
-        return room
-
-    def _held_of(self, queue: str) -> int:
+    def held_of(self, queue: str) -> int:
+        """Count what is held of a queue."""
         return sum(lease.job.queue == queue for lease in self._held.values())
 
     @property
     def idle_slots(self) -> int:
-        """How many slots nothing waits for that is held."""
-        return max(0, self.concurrency - self._in_slots() + self._being_recorded - len(self._stuck))
+        """How many slots nothing waits for that is held; less than none where more is held than there are slots."""
+        return self.concurrency - (self._in_slots() - self._being_recorded) - len(self._stuck)
 
     def _in_slots(self) -> int:
         """Count what is held and not set aside; one that was may be held anew, as another lease."""
@@ -684,9 +503,9 @@ class Worker:
     async def _rest(self) -> None:
         """Sleep until something may have changed: a job ended, one was enqueued, one is due."""
         sends = self._ended and self._is_worth_recording() and not self._is_recording()
-        if sends or self._done() or self._may_claim_more():
+        if sends or self._done() or self._claiming.may_claim_more():
             return
-        idle = self._takes_jobs() and any(self._room(queue) > 0 for queue in self.queues)
+        idle = self._claiming.has_room()
         if idle and not self._armed:
             await self._in_thread(self._arm)
             return  # and look once more, now that a change would be told
@@ -722,21 +541,6 @@ class Worker:
             until.append(self._stop_at + (TOLD_SECONDS if self._told else 0.0))
         return max(0.0, min(until) - now)
 
-    def _may_claim_more(self) -> bool:
-        """Say whether there is room, perhaps only since this turn's finishes, for a queue that may have jobs."""
-        if not self._takes_jobs():
-            return False
-        ahead, quick = self._pace.ahead(self.clock())
-        if not quick.issuperset(self.app.tasks):
-            ahead = 0
-        return any(
-            queue not in self._exhausted and self._room(queue) + self._further(queue, ahead) > 0
-            for queue in self.queues
-        )
-
-    def _takes_jobs(self) -> bool:
-        return not (self._stopping or self.emptying)
-
     async def _look_ahead(self) -> None:
         """Ask when the next job is due, so that we sleep exactly until then."""
         self._next_due = None
@@ -747,7 +551,7 @@ class Worker:
                     self._next_due = due if self._next_due is None else min(due, self._next_due)
         self._due_known = True
 
-    def _note_busy(self, claimed: int) -> None:
+    def note_busy(self, claimed: int) -> None:
         """Stop listening for wake-ups once the work does not stop, and look for the next due time anew."""
         self._fruitful = self._fruitful or claimed > 0
         if not claimed:
@@ -773,7 +577,7 @@ class Worker:
     def _woken(self) -> None:
         self._poked = False
         self._wake.set()
-        if self._filling:
+        if self._claiming.filling:
             self._send_beside_claim()
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
@@ -812,7 +616,7 @@ class Worker:
             self._pace.note(lease.job.task, lease.ended_at - (lease.begun_at or 0.0))
             self._ended.append((lease, self.judged(lease, outcome)))
             if lease.job.lane is not None:  # the next of its lane cannot begin before
-                self._soon = 0
+                self.soon = 0
         if self._is_worth_recording():
             self.poke()
 
@@ -830,16 +634,7 @@ class Worker:
         """Release a job, its attempt uncounted."""
         lease.closed = True
         self._ended.append((lease, runner.change_of(lease, Released(), 0.0)))
-        self._soon = 0  # others may have it
-
-    def _give_back_late(self) -> None:
-        """Release what was claimed ahead and has not begun in time, or will not because we stop."""
-        now, late = self.clock(), False
-        while lease := self._slots.take_back(math.inf if self._stopping else now):
-            late = True
-            self.give_back(lease)
-        if late:
-            self._pace.too_far(now)
+        self.soon = 0  # others may have it
 
     def give_up_on(self, lease: Lease, outcome: Outcome) -> None:
         """Record the end of an attempt whose handler does not end; its slot stays taken until it does."""
@@ -967,9 +762,13 @@ class Worker:
         """Count a held job as being in no slot."""
         self._aside.add(lease)
 
+    def filled(self) -> None:
+        """Hear that no claim is on its way any more."""
+        self._vacant.set()
+
     async def emptied(self) -> None:
         """Wait until nothing but what was set aside is held; nothing is claimed while `emptying` is set."""
-        while self._filling or self._in_slots():
+        while self._claiming.filling or self._in_slots():
             self._vacant.clear()
             self.poke()
             await self._vacant.wait()

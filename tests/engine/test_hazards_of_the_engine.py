@@ -248,7 +248,7 @@ def test_j12_nothing_waits_for_a_slot_on_its_last_attempt(app: Duly, monkeypatch
     async def scenario() -> tuple[int, int]:
         worker = Worker(app, signals=False, concurrency=2)
         monkeypatch.setattr(worker._slots, "fill", lambda: None)
-        assert await worker._take("default", 30, app.tasks) == 30
+        assert await worker._claiming._take("default", 30, app.tasks) == 30
         return len(worker._slots._waiting), len(worker._ended)
 
     assert asyncio.run(scenario()) == (2, 28)

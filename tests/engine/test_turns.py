@@ -91,14 +91,14 @@ def test_a_claim_of_quick_jobs_is_sent_off_before_the_one_before_it_is_read(app:
 
     async def run() -> None:
         worker = Worker(app, signals=False, drain=True, queues=["default", "other"][:queues])
-        hold = worker._hold
+        hold = worker.hold
 
         def held(jobs: Sequence[Claimed]) -> list[Lease]:
             if len(jobs) > 1000:
                 meanwhile.append(sent - len(meanwhile) - 1)
             return hold(jobs)
 
-        worker._hold = held  # type: ignore[method-assign]
+        worker.hold = held  # type: ignore[method-assign]
         await asyncio.wait_for(worker.run(), SECONDS)
 
     app.driver.arun = arun  # type: ignore[method-assign]
@@ -160,7 +160,7 @@ def test_a_drain_runs_what_was_enqueued_while_an_empty_claim_was_on_its_way(app:
         answer = await send(op)
         empty = op.name == "claim" and not op.params.get("alone") and not answer
         # The last of the queues, while the job runs, after the others had nothing.
-        if empty and worker._held and worker._exhausted.issuperset({*queues} - {op.params["queue"]}):
+        if empty and worker._held and worker._claiming._exhausted.issuperset({*queues} - {op.params["queue"]}):
             may_end.set()
             with contextlib.suppress(TimeoutError):  # few ends wait for the claim where they could share a commit
                 await asyncio.wait_for(recorded.wait(), 0.5)
@@ -185,7 +185,7 @@ def test_b06_jobs_in_lanes_of_other_code_have_their_turn_beside_a_backlog_of_qui
 
     async def run() -> None:
         worker = Worker(app, signals=False, drain=True)
-        take_parts = worker._take_parts
+        take_parts = worker._claiming._take_parts
 
         async def counted(queue: str) -> int:
             parts.append(await take_parts(queue))
@@ -195,7 +195,7 @@ def test_b06_jobs_in_lanes_of_other_code_have_their_turn_beside_a_backlog_of_qui
             if op.params["limit"] > 1000:
                 worker.lanes._found = {"default": frozenset({"quick"})}
 
-        worker._take_parts = counted  # type: ignore[method-assign]
+        worker._claiming._take_parts = counted  # type: ignore[method-assign]
         slowed(app, "claim", found)
         await asyncio.wait_for(worker.run(), SECONDS)
 
@@ -212,13 +212,13 @@ def test_what_is_left_of_lanes_that_have_gone_does_not_keep_a_worker_awake(app: 
 
     async def run() -> None:
         worker = Worker(app, signals=False, drain=True)
-        take_parts = worker._take_parts
+        take_parts = worker._claiming._take_parts
 
         async def after_lanes(queue: str) -> int:
             worker.lanes.unseen = True  # by a claim of lanes that are not there any more
             return await take_parts(queue)
 
-        worker._take_parts = after_lanes  # type: ignore[method-assign]
+        worker._claiming._take_parts = after_lanes  # type: ignore[method-assign]
         await asyncio.wait_for(worker.run(), SECONDS)
 
     asyncio.run(run())
@@ -234,18 +234,18 @@ def test_j18_what_a_claim_has_brought_is_given_back_though_its_worker_breaks_bef
 
     async def run() -> None:
         worker = Worker(app, signals=False)
-        ask = worker._ask
+        ask = worker._claiming._ask
 
         def asked(queue: str) -> Any:
-            if worker._arrived > 1000 and not brought:
-                brought.append(worker._arrived)
+            if worker._claiming._arrived > 1000 and not brought:
+                brought.append(worker._claiming._arrived)
                 turns = asyncio.current_task()
                 assert turns is not None
                 turns.cancel()  # while the rows are there and not read
                 return SimpleNamespace()
             return ask(queue)
 
-        worker._ask = asked  # type: ignore[method-assign]
+        worker._claiming._ask = asked  # type: ignore[method-assign]
         await asyncio.wait_for(worker.run(), SECONDS)
 
     with pytest.raises(asyncio.CancelledError):
@@ -425,12 +425,12 @@ def test_an_end_is_not_held_back_which_others_can_have_something_of(app: Duly) -
         worker._slots.put(number)  # type: ignore[arg-type]
     task: Any = SimpleNamespace(definition=SimpleNamespace(policy=None))
     for lane, worth in ((None, False), ("work:x", True)):
-        worker._soon = 5
+        worker.soon = 5
         job: Any = SimpleNamespace(id="j", task="t", lane=lane, attempt=1, max_attempts=5, crashes=0)
         worker.ended(Lease(job, task, app.driver, "duly", 0.0), Succeeded())
         assert worker._is_worth_recording() is worth
     worker._ended.clear()
-    worker._soon = 5
+    worker.soon = 5
     worker.give_back(Lease(job, task, app.driver, "duly", 0.0))
     assert worker._is_worth_recording()
 
@@ -471,15 +471,15 @@ def test_a_queue_with_a_limit_has_its_turn_beside_one_that_is_claimed_ahead(app:
     few.enqueue_many(few.call(n) for n in range(12))
     worker = Worker(app, signals=False, drain=True, concurrency=2, queues={"default": None, "few": 1})
     worker._pace.ahead = lambda now: (60, frozenset(app.tasks))  # type: ignore[method-assign]
-    most, hold = 0, worker._hold
+    most, hold = 0, worker.hold
 
     def watched(jobs: Any) -> Any:
         nonlocal most
         leases = hold(jobs)
-        most = max(most, worker._held_of("few"))
+        most = max(most, worker.held_of("few"))
         return leases
 
-    worker._hold = watched  # type: ignore[method-assign]
+    worker.hold = watched  # type: ignore[method-assign]
     asyncio.run(asyncio.wait_for(worker.run(), SECONDS))
     assert (ran.count("many"), ran.count("few"), most) == (600, 12, 1)
     assert ran[:500].count("few") >= 5
@@ -491,10 +491,10 @@ def test_what_could_not_begin_in_time_has_the_worker_claim_half_as_far_ahead(app
     worker.give_back = given_back.append  # type: ignore[assignment,method-assign]
     for claimed_at in (now, now, now + 0.2):
         worker._slots.put(SimpleNamespace(claimed_at=claimed_at))  # type: ignore[arg-type]
-    worker._give_back_late()
+    worker._claiming.give_back_late()
     assert (given_back, worker._pace._most) == ([], MOST_AHEAD)
     now += 0.3
-    worker._give_back_late()
+    worker._claiming.give_back_late()
     assert (len(given_back), worker._slots.waiting, worker._pace._most) == (2, 1, MOST_AHEAD // 2)
 
 
@@ -683,12 +683,12 @@ def test_j12_a_job_that_was_set_aside_and_is_held_anew_takes_a_slot(app: Duly) -
         worker = Worker(app, signals=False, concurrency=3)
         [first] = await worker.claim("default", 1, app.tasks)
         worker.set_aside(first)
-        seen = [worker._room("default")]
+        seen = [worker._claiming.room("default")]
         await app.driver.arun(ops.release([first.job]))
         [_] = await worker.claim("default", 1, app.tasks)
-        seen.append(worker._room("default"))
+        seen.append(worker._claiming.room("default"))
         worker._let_go([(first, DONE)])
-        return [*seen, worker._room("default")]
+        return [*seen, worker._claiming.room("default")]
 
     assert asyncio.run(run()) == [3, 2, 2]
 

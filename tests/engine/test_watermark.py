@@ -138,7 +138,7 @@ def test_j07_a_job_that_comes_to_stand_before_the_mark_runs_within_a_second(
     async def scenario() -> None:
         worker = Worker(on_postgres, signals=False)
         running = asyncio.create_task(worker.run())
-        while not worker._watermarks["default"].marks():
+        while not worker._claiming._watermarks["default"].marks():
             await quick.aenqueue_many(quick.call(number) for number in range(2000))
             await asyncio.sleep(0.2)
         while worker.leases() or worker.busy:

@@ -283,7 +283,7 @@ async def stuck_thread(app: Duly) -> tuple[Any, Any]:
             await until(lambda: app.get(job.id).state is State.SCHEDULED)  # type: ignore[union-attr]
             given_up = app.get(job.id)
             await until(lambda: not worker.leases())
-            room = worker._room("default")
+            room = worker._claiming.room("default")
             done = await other.aenqueue()
             await ended(app, done.id)
             free.set()

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import AbstractEventLoop
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
+from duly.claiming import Claiming
 from duly.context import Lease, current
 from duly.errors import ConfigError
 from duly.model import NewJob, State
-from duly.testing.drainer import Drainer, work
+from duly.testing.drainer import Drainer, Noted, work
 
 if TYPE_CHECKING:
     from duly.app import Duly, Job
@@ -186,18 +187,26 @@ class _AtOnce(Drainer):
     Else what a handler enqueues would come after the others of its queue, and they would all run inside of it.
     """
 
-    def _further(self, queue: str, ahead: int) -> int:
-        return 0
-
-    async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
-        return await self._take(queue, CLAIMED if room > 0 else 0, self.app.tasks)
-
-    def _give_back_late(self) -> None:
-        if self.stopping:
-            super()._give_back_late()
+    def __init__(self, app: Duly, queues: Iterable[str] | None, noted: Noted) -> None:
+        super().__init__(app, queues, noted)
+        self._claiming = _AllThatIsDue(self, slots=self._slots, pace=self._pace)
 
     def give_back(self, lease: Lease) -> None:
         if self.stopping:
             super().give_back(lease)
         else:  # its last attempt, with others before it: it waits for them here too
             self._slots.put(lease)
+
+
+class _AllThatIsDue(Claiming):
+    """Claims for one slot what will wait for it, however long."""
+
+    def _further(self, queue: str, ahead: int) -> int:
+        return 0
+
+    async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
+        return await self._take(queue, CLAIMED if room > 0 else 0, self._tasks)
+
+    def give_back_late(self) -> None:
+        if self._worker.stopping:
+            super().give_back_late()
