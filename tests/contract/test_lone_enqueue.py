@@ -1,4 +1,4 @@
-"""A lone enqueue on PostgreSQL goes past psycopg, in one message with its hint. Lines J01 and K09."""
+"""A lone enqueue on PostgreSQL goes past psycopg, and asks in the same message whether anybody sleeps. Line J01."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duly.codec import MAX_PAYLOAD
 from duly.errors import StoreRefused
 from duly.model import NewJob, Terms
 from duly.store import ops, postgres
-from duly.store.listen import PARK
+from duly.store.listen import ALL_AWAKE, LEAVE, PARK
 from duly.store.postgres import PostgresDriver
 from tests.contract.stores import PostgresStore, new_id
 from tests.contract.test_coalesce import blocked, locked, until
@@ -32,15 +32,30 @@ def fleet(postgres_url: str) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Note which statements go past psycopg, and whether a hint goes with them."""
-    sent: list[bool] = []
+    """Note which statements go past psycopg, and what they are told: whether all were awake."""
+    answers: list[bool] = []
     add = postgres._Connection.add
 
-    def noted(self: postgres._Connection, statement: Any, params: Any, *, hint: bool) -> None:
-        sent.append(hint)
-        add(self, statement, params, hint=hint)
+    def noted(self: postgres._Connection, statement: Any, params: Any) -> bool:
+        answers.append(False)
+        answers[-1] = add(self, statement, params)
+        return answers[-1]
 
     monkeypatch.setattr(postgres._Connection, "add", noted)
+    return answers
+
+
+@pytest.fixture
+def hints(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Note who sends a hint."""
+    sent: list[object] = []
+    hint = postgres._Connection.hint
+
+    def noted(self: postgres._Connection) -> None:
+        sent.append(self)
+        hint(self)
+
+    monkeypatch.setattr(postgres._Connection, "hint", noted)
     return sent
 
 
@@ -92,7 +107,7 @@ def test_j01_what_the_server_refuses_is_told_and_the_connection_serves_on(
     enqueue(fleet.driver)
     assert fleet.query("select count(*) from duly_job") == [(2,)]
     assert backend(fleet) == pid
-    assert direct == [True] * 4
+    assert direct == [True, False, False, True]
 
 
 def backend(fleet: PostgresStore) -> int:
@@ -153,17 +168,61 @@ def test_j01_letters_are_written_in_the_encoding_of_the_connection(postgres_url:
     store.close()
 
 
-def test_k09_a_hint_follows_each_lone_commit_and_the_next_hears_it_out(
-    fleet: PostgresStore, direct: list[bool]
+def asleep(conn: psycopg.Connection[Any]) -> bool:
+    """Say whether a connection has begun to sleep, or still waits for that."""
+    [[granted]] = conn.execute(
+        "select count(*) filter (where granted) from pg_locks where locktype = 'advisory' and mode = 'ShareLock'"
+    )
+    return int(granted) == 2
+
+
+def test_a_lone_enqueue_wakes_who_sleeps_and_else_sends_nothing_more(
+    fleet: PostgresStore, direct: list[bool], hints: list[object]
 ) -> None:
-    """Of a statement that waits behind the answer of a hint nobody may take that for his own."""
     with psycopg.connect(fleet.url, autocommit=True) as sleeper:
+        enqueue(fleet.driver)
+        assert (direct, len(hints)) == ([True], 0)
         sleeper.execute(PARK)
-        for number in range(5):
+        for number in range(3):
             job_id = enqueue(fleet.driver, str(number))
             assert len(list(sleeper.notifies(timeout=10, stop_after=1))) == 1
-            assert fleet.driver.run(ops.get(job_id)) is not None
-    assert direct == [True] * 5
+            assert fleet.driver.run(ops.get(job_id)) is not None  # whose answer is not that of the hint
+        assert (direct, len(hints)) == ([True, False, False, False], 3)
+        sleeper.execute(LEAVE)
+        enqueue(fleet.driver)
+        assert (direct[-1], len(hints)) == (True, 3)
+
+
+def test_who_falls_asleep_while_a_job_is_being_added_waits_for_its_commit(fleet: PostgresStore) -> None:
+    """It would not see the job, and who added it has been told that all were awake."""
+    adding = psycopg.connect(fleet.url)  # which has not committed yet
+    added = adding.execute(f"insert into duly.duly_event (at, name) values (1, 'x') {ALL_AWAKE}".encode()).fetchone()
+    assert added == (True,)
+    with psycopg.connect(fleet.url, autocommit=True) as sleeper, psycopg.connect(fleet.url, autocommit=True) as looking:
+        falling = threading.Thread(target=sleeper.execute, args=(PARK,))
+        falling.start()
+        until(lambda: looking.execute("select 1 from pg_locks where not granted and locktype = 'advisory'").fetchone())
+        assert not asleep(looking)
+        # Who comes meanwhile is not told that all are awake, or who falls asleep would wait for ever.
+        assert looking.execute(f"select {ALL_AWAKE.removeprefix('returning ')}".encode()).fetchone() == (False,)
+        adding.commit()
+        falling.join(10)
+        assert asleep(looking)
+        sleeper.execute(LEAVE)
+    adding.close()
+
+
+def test_those_who_add_at_once_take_each_other_for_asleep_and_ask_but_wake_nobody(
+    fleet: PostgresStore, direct: list[bool], hints: list[object]
+) -> None:
+    with psycopg.connect(fleet.url) as other:
+        other.execute(f"select {ALL_AWAKE.removeprefix('returning ')}".encode())
+        with psycopg.connect(fleet.url, autocommit=True) as listener:
+            listener.execute("listen duly")
+            enqueue(fleet.driver)
+            assert (direct, len(hints)) == ([False], 1)
+            fleet.driver.run(ops.clock())  # by which the hint is over
+            assert list(listener.notifies(timeout=0.2)) == []
 
 
 def test_j01_who_is_hung_up_on_while_he_waits_asks_again(fleet: PostgresStore, direct: list[bool]) -> None:
@@ -177,4 +236,4 @@ def test_j01_who_is_hung_up_on_while_he_waits_asks_again(fleet: PostgresStore, d
                 fleet.query("select pg_terminate_backend(?)", first)
                 until(lambda: any(pid != first for pid in blocked(fleet)))  # noqa: B023 (used at once)
             assert fleet.query("select count(*) from duly_job where id = ?", added.result(timeout=30)) == [(1,)]
-    assert direct == [True] * 8
+    assert direct == [False] * 8

@@ -112,6 +112,8 @@ class Gathering:
                 self._serve(None, batch)
 
     def _serve(self, own: Op[Any] | None, others: list[Waiting]) -> Outcome:
+        if own is not None and not others:
+            return self._commit([own])[0]
         mine = [] if own is None else [own]
         try:
             outcomes = self._commit([*mine, *(waiting.op for waiting in others)])

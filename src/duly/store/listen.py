@@ -3,6 +3,10 @@
 NOTIFY takes a lock of the whole server when it commits, so it is sent only while somebody sleeps. Who sleeps holds an
 advisory lock, shared, on the connection it listens on; who has made a job ready tries to get the same lock after its
 commit, and notifies if it cannot.
+
+A lone enqueue spares itself that second message: it tries for another lock of those who sleep while it adds its job,
+and has it until its commit. Who falls asleep meanwhile waits for that, and then sees the job. Where it cannot have the
+lock, because somebody sleeps or adds a job too, it asks after its commit like everybody else.
 """
 
 from __future__ import annotations
@@ -21,8 +25,11 @@ from duly.store.driver import Driver, Pace, Watch
 log = logging.getLogger("duly.store.postgres")
 
 PARKED = -(0x64756C79 << 32)  # "duly"; tokens and the locks of migrations are elsewhere
-PARK = f"listen duly; select pg_advisory_lock_shared({PARKED})"
-LEAVE = f"unlisten duly; select pg_advisory_unlock_shared({PARKED})"
+ADDING = PARKED + 1  # another, so that of those who ask after their commit none takes who adds for one who sleeps
+PARK = f"listen duly; select pg_advisory_lock_shared({PARKED}), pg_advisory_lock_shared({ADDING})"
+LEAVE = f"unlisten duly; select pg_advisory_unlock_shared({PARKED}), pg_advisory_unlock_shared({ADDING})"
+# Behind a statement that adds one job, and only where its commit follows at once.
+ALL_AWAKE = f"returning pg_try_advisory_xact_lock({ADDING})"
 # A statement of its own, after the commit. It may not wait: neither for the disk nor for others that notify.
 HINT = (
     "select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '100ms', true), "

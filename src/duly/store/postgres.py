@@ -19,13 +19,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from types import TracebackType
 from typing import Any, LiteralString, NamedTuple, TypeVar
 
 import msgspec
 import psycopg
 from psycopg import Connection, Cursor, IsolationLevel, errors, generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from duly.errors import (
@@ -40,7 +41,7 @@ from duly.errors import (
 from duly.store import examine, migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
 from duly.store.gather import Gathering, Outcome, Word, joined, rows_of
-from duly.store.listen import HINT, ListenWatch
+from duly.store.listen import ALL_AWAKE, HINT, ListenWatch
 from duly.store.ops import Op, Rows
 
 T = TypeVar("T")
@@ -51,8 +52,7 @@ LEND_SECONDS = 1.0
 CONNECT_SECONDS = 2.0
 PREPARE_AFTER = 2
 HINT_SECONDS = 0.005
-# What the server remembers under a name of ours.
-HINTING, ADDING = b"duly_hint", b"duly_add"
+ADD = b"duly_add"  # what the server remembers a lone enqueue by
 OLD_TRANSACTION_SECONDS = 300.0
 BEGIN = "begin isolation level read committed"
 LOCK_TIMEOUT: LiteralString = "set local lock_timeout = '5s'"
@@ -270,7 +270,7 @@ class PostgresDriver(Driver):
         first = batch[0]
         try:
             # Where a lost answer could not be asked for again, the connection is looked at first.
-            checked = any(op.once for op in batch)
+            checked = first.once or (len(batch) > 1 and any(op.once for op in batch))
             with (self._urgent if first.urgent else self._pool).connection(checked=checked) as conn:
                 self._look_around(conn)
                 sent = True
@@ -294,7 +294,8 @@ class PostgresDriver(Driver):
     def _run(self, conn: _Connection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         if len(batch) == 1 and batch[0].sections == LONE and self._read_committed and conn.goes_direct:
             [lone] = self._spell(LONE[0], "dollar")
-            conn.add(lone, batch[0].params, hint=self._is_to_hint())
+            if not conn.add(lone, batch[0].params) and self._is_to_hint():
+                conn.hint()
             return [[]]
         work = self._work(batch)
         wakes = any(op.wakes for op in batch)
@@ -447,44 +448,29 @@ class _Connection(Connection[Any]):
         """Whether a statement can be sent past psycopg: what was prepared stays, and the answer can be waited for."""
         return bool(self._as_the_server) and hasattr(select, "poll")
 
-    def add(self, statement: statements.Statement, params: Mapping[str, Any], *, hint: bool) -> None:
-        """Commit one statement that answers no rows, past psycopg, which takes half as long for it as the server does.
+    def add(self, statement: statements.Statement, params: Mapping[str, Any]) -> bool:
+        """Commit one statement that adds a job, past psycopg, which takes half as long for it as the server does.
 
-        A hint is sent right behind its commit, and heard out by whoever takes the connection next.
+        Says whether all were awake: then nobody has to be woken.
         """
         values = [_text(params[name], self._encoding) for name in statement.parameters]
         if not self._adds:
-            self._prepare_adding(statement)
-        pgconn = self.pgconn
-        pgconn.enter_pipeline_mode()
-        pgconn.send_query_prepared(ADDING, values)
-        pgconn.pipeline_sync()
-        if hint:
-            pgconn.send_query_prepared(HINTING, None)
-            pgconn.pipeline_sync()
-        refusal = self._hear_to_the_commit()
-        self._hinting = hint
-        if not hint:
-            pgconn.exit_pipeline_mode()
-        if refusal is not None:
-            raise refusal
+            self.pgconn.send_prepare(ADD, f"{statement.sql}\n{ALL_AWAKE}".encode())
+            self._answer()
+            self._adds = True
+        self.pgconn.send_query_prepared(ADD, values)
+        return self._answer().get_value(0, 0) == b"t"
 
-    def _prepare_adding(self, statement: statements.Statement) -> None:
-        self.pgconn.send_prepare(ADDING, statement.sql.encode())
-        [prepared] = self.wait(generators.execute(self.pgconn))
-        if prepared.status != ExecStatus.COMMAND_OK:
-            raise errors.error_from_result(prepared, encoding=self._encoding)
-        self._adds = True
-
-    def _hear_to_the_commit(self) -> psycopg.Error | None:
-        """Wait for the answers to what was sent as one transaction; returns the error that there was, if any."""
-        refusal: psycopg.Error | None = None
-        while (result := self._next_result()) is None or result.status != ExecStatus.PIPELINE_SYNC:
-            if result is not None and result.status == ExecStatus.FATAL_ERROR:
-                refusal = errors.error_from_result(result, encoding=self._encoding)
-            if self.pgconn.status != ConnStatus.OK:  # nothing will come any more
-                raise refusal or psycopg.OperationalError("the server has hung up")
-        return refusal
+    def _answer(self) -> PGresult:
+        """Wait for the answer to what was sent, and raise what it says if that is an error."""
+        answer: PGresult | None = None
+        while (result := self._next_result()) is not None:
+            answer = result
+        if answer is None:
+            raise psycopg.OperationalError("the server has hung up")
+        if answer.status == ExecStatus.FATAL_ERROR:
+            raise errors.error_from_result(answer, encoding=self._encoding)
+        return answer
 
     def _next_result(self) -> PGresult | None:
         pgconn = self.pgconn
@@ -526,18 +512,12 @@ class _Connection(Connection[Any]):
         try:
             if self._hinting:
                 self._hinting = False
-                self._hear_hint()
-            self.pgconn.consume_input()
+                self.wait(generators.fetch_many(self.pgconn))
+            for _ in range(2):  # the first may bring only the server's last word
+                self.pgconn.consume_input()
         except psycopg.Error:
             return False
         return self.pgconn.transaction_status == TransactionStatus.IDLE
-
-    def _hear_hint(self) -> None:
-        if self.pgconn.pipeline_status == PipelineStatus.OFF:
-            self.wait(generators.fetch_many(self.pgconn))
-        else:
-            self._hear_to_the_commit()
-            self.pgconn.exit_pipeline_mode()
 
     @property
     def reusable(self) -> bool:
@@ -557,39 +537,50 @@ class _Pool:
         self._line: deque[object] = deque()  # who comes first is served first: nobody takes the place he just left
         self._idle: deque[tuple[float, _Connection]] = deque()
 
-    @contextmanager
-    def connection(self, *, checked: bool = False) -> Iterator[_Connection]:
-        with self._place():
-            conn = self._take(checked)
-            try:
-                yield conn
-            except (psycopg.OperationalError, psycopg.InterfaceError):
-                # A restarted server has closed the others too.
-                self.close()
-                raise
-            finally:
-                if conn.reusable and self._taken <= self._size:
-                    self._idle.append((time.monotonic(), conn))
-                else:
-                    conn.close()
+    def connection(self, *, checked: bool = False) -> _Loan:
+        """Hand out a connection for a while; `checked` has it looked at first."""
+        return _Loan(self, checked)
 
-    @contextmanager
-    def _place(self) -> Iterator[None]:
-        ticket = object()
-        with self._freed:
-            self._line.append(ticket)
-            try:
-                self._freed.wait_for(lambda: self._line[0] is ticket and self._taken < self._size)
-            finally:
-                self._line.remove(ticket)
-                self._freed.notify_all()
-            self._taken += 1
+    def take(self, *, checked: bool) -> _Connection:
+        """Take a connection, when there is a place for one."""
+        self._take_place()
         try:
-            yield
+            return self._take(checked)
+        except BaseException:
+            self._leave_place()
+            raise
+
+    def give_back(self, conn: _Connection, error: BaseException | None) -> None:
+        """Take a connection back from who had it, and the place that it had."""
+        try:
+            if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                self.close()  # a restarted server has closed the others too
+            if conn.reusable and self._taken <= self._size:
+                self._idle.append((time.monotonic(), conn))
+            else:
+                conn.close()
         finally:
-            with self._freed:
-                self._taken -= 1
-                self._freed.notify_all()
+            self._leave_place()
+
+    def _take_place(self) -> None:
+        with self._freed:
+            if self._line or self._taken >= self._size:
+                self._stand_in_line()
+            self._taken += 1
+
+    def _stand_in_line(self) -> None:
+        ticket = object()
+        self._line.append(ticket)
+        try:
+            self._freed.wait_for(lambda: self._line[0] is ticket and self._taken < self._size)
+        finally:
+            self._line.remove(ticket)
+            self._freed.notify_all()
+
+    def _leave_place(self) -> None:
+        with self._freed:
+            self._taken -= 1
+            self._freed.notify_all()
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -634,6 +625,25 @@ class _Pool:
                 return
 
 
+class _Loan:
+    """The time for which somebody has a connection. By hand, because every operation has one."""
+
+    __slots__ = ("_checked", "_conn", "_pool")
+
+    def __init__(self, pool: _Pool, checked: bool) -> None:
+        self._pool = pool
+        self._checked = checked
+
+    def __enter__(self) -> _Connection:
+        self._conn = self._pool.take(checked=self._checked)
+        return self._conn
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.give_back(self._conn, error)
+
+
 def _patient(url: str, seconds: float) -> str:
     """Bound the time a connection may take to open, unless the URL says so itself."""
     said = conninfo_to_dict(url)
@@ -659,8 +669,12 @@ def _alive(conn: Connection[Any]) -> bool:
 
 def _text(value: str | int | None, encoding: str) -> bytes | None:
     """Write a parameter as the server reads it."""
-    text = None if value is None else str(value).encode(encoding)
-    if text is not None and b"\0" in text:  # where libpq would take it to end
+    if value is None:
+        return None
+    if type(value) is int:
+        return b"%d" % value
+    text = str(value).encode(encoding)
+    if b"\0" in text:  # where libpq would take it to end
         raise psycopg.DataError("PostgreSQL keeps no text with a NUL in it")
     return text
 
