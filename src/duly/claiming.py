@@ -223,8 +223,10 @@ class Claiming:
         """
         if self._worker.draining:
             return
-        self._watermarks[queue].passed([lease.job for lease in leases if lease.job.lane is None])
-        if self._watermarks[queue].begin_look(self._clock()):
+        watermark = self._watermarks[queue]
+        watermark.passed([lease.job for lease in leases if lease.job.lane is None])
+        # Of a queue that rests and has no mark, a look could change nothing.
+        if (leases or watermark.marks()) and watermark.begin_look(self._clock()):
             self._slots.in_background(self._look_at_head(queue))
 
     async def _look_at_head(self, queue: str) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -175,3 +176,34 @@ def test_j07_who_drains_leaves_nothing_behind_a_mark(on_postgres: Duly, postgres
         last.using(priority=-1).enqueue()
         work(on_postgres)
     assert len(ran) == 6101
+
+
+def test_j07_a_queue_that_rests_is_looked_at_when_something_was_claimed(
+    on_postgres: Duly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    aexecute = on_postgres.driver.aexecute
+
+    async def noted(op: Any) -> Any:
+        asked.append(op.name)
+        return await aexecute(op)
+
+    monkeypatch.setattr(on_postgres.driver, "aexecute", noted)
+
+    @on_postgres.task
+    async def quick(number: int) -> int:
+        return number
+
+    async def scenario() -> None:
+        worker = Worker(on_postgres, signals=False)
+        running = asyncio.create_task(worker.run())
+        while asked.count("claim") < 6:
+            await asyncio.sleep(0.01)
+        assert "head" not in asked
+        await quick.aenqueue(1)
+        while "head" not in asked:
+            await asyncio.sleep(0.01)
+        worker.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

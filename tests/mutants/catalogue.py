@@ -17,6 +17,18 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "src/duly/claiming.py",
+        "        if (leases or watermark.marks()) and watermark.begin_look",
+        "        if watermark.begin_look",
+        "tests/engine/test_watermark.py -k a_queue_that_rests",
+    ),
+    Mutant(
+        "src/duly/claiming.py",
+        "        if (leases or watermark.marks()) and watermark.begin_look",
+        "        if leases and watermark.begin_look",
+        "tests/engine/test_watermark.py -k stand_before_the_mark",
+    ),
+    Mutant(
         "src/duly/worker.py",
         "            self._claiming.may_have_missed()  # what they have enqueued may have come after that claim has looked\n",
         "",
