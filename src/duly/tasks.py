@@ -114,7 +114,7 @@ class Using:
         return said[0] if said else None
 
 
-class Call(msgspec.Struct, Generic[R_co], eq=False):
+class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True):
     """One call of a task, checked and ready to be enqueued with others."""
 
     task: Task[..., Any, Any]

@@ -807,6 +807,16 @@ def test_j26_the_database_refuses_a_row_that_cannot_be(store: Store) -> None:
             pytest.fail(f"it took a job that is {shape}")
 
 
+def test_j26_a_job_that_is_tried_as_often_as_can_be_is_claimed_kept_and_ended_like_others(store: Store) -> None:
+    store.enqueue(2, max_attempts=2**31 - 1)
+    for change in (Change(State.SCHEDULED, after_ms=0), Change(State.SUCCEEDED)):
+        claimed = store.claim(2)
+        assert len(claimed) == 2
+        held = [Held(job.id, job.token) for job in claimed]
+        assert set(store.run(ops.extend(held, now=store.now))) == {job.id for job in claimed}
+        assert {store.finish(job, change) for job in claimed} == {"recorded"}
+
+
 # J28
 
 

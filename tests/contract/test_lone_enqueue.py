@@ -6,6 +6,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from enum import Enum
 from types import FrameType
 from typing import Any
 
@@ -16,7 +18,8 @@ from duly.codec import MAX_PAYLOAD
 from duly.errors import StoreRefused
 from duly.model import NewJob, Terms
 from duly.store import ops, postgres
-from duly.store.listen import ALL_AWAKE, LEAVE, PARK
+from duly.store.driver import Watch
+from duly.store.listen import ADDING, ALL_AWAKE, LEAVE, PARK, PARKED, SETTLE, UNSETTLE
 from duly.store.postgres import PostgresDriver
 from tests.contract.stores import PostgresStore, new_id
 from tests.contract.test_coalesce import blocked, locked, until
@@ -168,14 +171,6 @@ def test_j01_letters_are_written_in_the_encoding_of_the_connection(postgres_url:
     store.close()
 
 
-def asleep(conn: psycopg.Connection[Any]) -> bool:
-    """Say whether a connection has begun to sleep, or still waits for that."""
-    [[granted]] = conn.execute(
-        "select count(*) filter (where granted) from pg_locks where locktype = 'advisory' and mode = 'ShareLock'"
-    )
-    return int(granted) == 2
-
-
 def test_a_lone_enqueue_wakes_who_sleeps_and_else_sends_nothing_more(
     fleet: PostgresStore, direct: list[bool], hints: list[object]
 ) -> None:
@@ -183,40 +178,121 @@ def test_a_lone_enqueue_wakes_who_sleeps_and_else_sends_nothing_more(
         enqueue(fleet.driver)
         assert (direct, len(hints)) == ([True], 0)
         sleeper.execute(PARK)
+        sleeper.execute(SETTLE)
         for number in range(3):
             job_id = enqueue(fleet.driver, str(number))
             assert len(list(sleeper.notifies(timeout=10, stop_after=1))) == 1
             assert fleet.driver.run(ops.get(job_id)) is not None  # whose answer is not that of the hint
         assert (direct, len(hints)) == ([True, False, False, False], 3)
+        sleeper.execute(UNSETTLE)
         sleeper.execute(LEAVE)
         enqueue(fleet.driver)
         assert (direct[-1], len(hints)) == (True, 3)
 
 
-def test_who_falls_asleep_while_a_job_is_being_added_waits_for_its_commit(fleet: PostgresStore) -> None:
-    """It would not see the job, and who added it has been told that all were awake."""
-    adding = psycopg.connect(fleet.url)  # which has not committed yet
-    added = adding.execute(f"insert into duly.duly_event (at, name) values (1, 'x') {ALL_AWAKE}".encode()).fetchone()
-    assert added == (True,)
-    with psycopg.connect(fleet.url, autocommit=True) as sleeper, psycopg.connect(fleet.url, autocommit=True) as looking:
-        falling = threading.Thread(target=sleeper.execute, args=(PARK,))
-        falling.start()
-        until(lambda: looking.execute("select 1 from pg_locks where not granted and locktype = 'advisory'").fetchone())
-        assert not asleep(looking)
-        # Who comes meanwhile is not told that all are awake, or who falls asleep would wait for ever.
-        assert looking.execute(f"select {ALL_AWAKE.removeprefix('returning ')}".encode()).fetchone() == (False,)
-        adding.commit()
-        falling.join(10)
-        assert asleep(looking)
-        sleeper.execute(LEAVE)
-    adding.close()
+@contextmanager
+def adding(fleet: PostgresStore) -> Iterator[None]:
+    """Be in the middle of adding a job, and be told that all are awake; it is committed at the end."""
+    with psycopg.connect(fleet.url) as conn:
+        conn.execute("select 1 / 1")
+        assert conn.execute(TRIES).fetchone() == (True,)
+        yield
+
+
+TRIES = f"select {ALL_AWAKE.removeprefix('returning ')}".encode()
+PATIENCE = 30
+
+
+@pytest.fixture
+def watch(fleet: PostgresStore) -> Iterator[tuple[Watch, threading.Event]]:
+    called = threading.Event()
+    watch = fleet.driver.watch(called.set)
+    yield watch, called
+    watch.close()
+
+
+def holders(fleet: PostgresStore, lock: int, *, granted: bool = True) -> int:
+    [[count]] = fleet.query(
+        "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock' "
+        "and objid = ? and granted = ?",
+        lock % 2**32,
+        granted,
+    )
+    return int(count)
+
+
+def test_who_falls_asleep_while_a_job_is_being_added_waits_for_its_commit_and_then_looks(
+    fleet: PostgresStore, watch: tuple[Watch, threading.Event]
+) -> None:
+    """It would not see the job, and who adds it has been told that all are awake."""
+    sleeper, called = watch
+    with adding(fleet):
+        sleeper.arm()  # waits for a moment only
+        until(lambda: holders(fleet, ADDING, granted=False))
+        assert holders(fleet, ADDING) == 0
+        with psycopg.connect(fleet.url, autocommit=True) as other:  # or who falls asleep would wait for ever
+            assert other.execute(TRIES).fetchone() == (False,)
+        called.clear()
+    assert called.wait(PATIENCE)
+    assert holders(fleet, ADDING) == 1
+
+
+def test_who_waits_to_fall_asleep_hears_hints_meanwhile(
+    fleet: PostgresStore, watch: tuple[Watch, threading.Event]
+) -> None:
+    sleeper, called = watch
+    with adding(fleet):
+        sleeper.arm()
+        until(lambda: holders(fleet, PARKED))
+        assert called.wait(PATIENCE)  # that it could not be armed in time
+        called.clear()
+        fleet.enqueue_key("a")
+        assert called.wait(PATIENCE)
+        assert holders(fleet, ADDING) == 0
+
+
+def test_who_waits_to_fall_asleep_is_armed_and_closed_without_waiting_for_that(
+    fleet: PostgresStore, watch: tuple[Watch, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper, _ = watch
+    with adding(fleet):
+        sleeper.arm()
+        waited: list[float | None] = []
+        monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: waited.append(timeout))
+        sleeper.disarm()
+        sleeper.arm()
+        monkeypatch.undo()
+        assert waited == []
+        sleeper.close()  # which ends its thread
+        assert holders(fleet, PARKED) == 0
+
+
+def test_a_server_that_lets_nobody_wait_for_long_is_not_said_to_be_away(
+    fleet: PostgresStore, watch: tuple[Watch, threading.Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet.query("alter database current set statement_timeout = '20ms'".replace("current", database_of(fleet)))
+    failures = fleet.driver.failures
+    sleeper, called = watch
+    with adding(fleet):
+        sleeper.arm()
+        until(lambda: holders(fleet, PARKED))
+        assert called.wait(PATIENCE)
+        called.clear()
+    assert called.wait(PATIENCE) or holders(fleet, ADDING) == 1
+    until(lambda: holders(fleet, ADDING) == 1)
+    assert fleet.driver.failures == failures
+    assert [record.message for record in caplog.records] == []
+
+
+def database_of(fleet: PostgresStore) -> str:
+    return str(fleet.query("select current_database()")[0][0])
 
 
 def test_those_who_add_at_once_take_each_other_for_asleep_and_ask_but_wake_nobody(
     fleet: PostgresStore, direct: list[bool], hints: list[object]
 ) -> None:
     with psycopg.connect(fleet.url) as other:
-        other.execute(f"select {ALL_AWAKE.removeprefix('returning ')}".encode())
+        other.execute(TRIES)
         with psycopg.connect(fleet.url, autocommit=True) as listener:
             listener.execute("listen duly")
             enqueue(fleet.driver)
@@ -237,3 +313,69 @@ def test_j01_who_is_hung_up_on_while_he_waits_asks_again(fleet: PostgresStore, d
                 until(lambda: any(pid != first for pid in blocked(fleet)))  # noqa: B023 (used at once)
             assert fleet.query("select count(*) from duly_job where id = ?", added.result(timeout=30)) == [(1,)]
     assert direct == [False] * 8
+
+
+class Queue(str, Enum):  # noqa: UP042 (which has another `str` than a StrEnum)
+    MAIL = "mail"
+
+
+class Level(int, Enum):
+    HIGH = 5
+
+
+def test_j01_members_of_enums_are_stored_as_what_they_are(fleet: PostgresStore, direct: list[bool]) -> None:
+    job_id = enqueue(fleet.driver, queue=Queue.MAIL, priority=Level.HIGH)
+    assert fleet.query("select queue, priority from duly_job where id = ?", job_id) == [("mail", 5)]
+    assert direct == [True]
+
+
+@pytest.mark.parametrize("what", ["the preparing was interrupted", "all was forgotten"])
+def test_j01_a_connection_that_remembers_other_than_thought_serves_on(
+    fleet: PostgresStore, direct: list[bool], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    if what == "all was forgotten":
+        enqueue(fleet.driver)
+        with fleet.driver._pool.connection() as conn:
+            conn.execute("deallocate duly_add")
+    else:
+        answer = postgres._Connection._answer
+
+        def interrupted(self: postgres._Connection) -> Any:
+            answer(self)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(postgres._Connection, "_answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            enqueue(fleet.driver)
+    pid = backend(fleet)
+    for number in range(3):
+        assert payload_of(fleet, enqueue(fleet.driver, str(number))) == str(number)
+    assert backend(fleet) == pid
+
+
+def test_j01_who_may_not_ask_who_sleeps_enqueues_all_the_same(postgres_url: str, hints: list[object]) -> None:
+    store = PostgresStore(postgres_url)
+    signature = "pg_try_advisory_xact_lock(bigint)"
+    store.query(f"revoke execute on function {signature} from public")
+    store.query("create role modest login")
+    store.query("grant usage on schema duly to modest")
+    store.query("grant select, insert, update, delete on all tables in schema duly to modest")
+    driver = PostgresDriver(psycopg.conninfo.make_conninfo(postgres_url, user="modest"))
+    assert payload_of(store, enqueue(driver, "1")) == "1"
+    assert payload_of(store, enqueue(driver, "2")) == "2"
+    assert len(hints) == 2
+    driver.close()
+    for undo in (f"grant execute on function {signature} to public", "drop owned by modest", "drop role modest"):
+        store.query(undo)
+    store.close()
+
+
+def test_j01_a_schema_with_letters_is_named_in_the_encoding_of_the_connection(
+    postgres_url: str, direct: list[bool]
+) -> None:
+    postgres.bring_up_to_date(postgres_url, schema="dülý")
+    driver = PostgresDriver(psycopg.conninfo.make_conninfo(postgres_url, client_encoding="latin1"), schema="dülý")
+    enqueue(driver)
+    assert direct == [True]
+    driver.close()

@@ -437,6 +437,7 @@ def test_only_whoever_sleeps_is_notified(fleet):
         fleet.enqueue_key("a")
         assert list(sleeper.notifies(timeout=0.2)) == []
         sleeper.execute(listen.PARK)
+        sleeper.execute(listen.SETTLE)
         [job] = fleet.claim(1)
         assert list(sleeper.notifies(timeout=0.2)) == []
         for work in (

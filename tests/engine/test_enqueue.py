@@ -90,6 +90,17 @@ def test_j04_a_payload_that_is_too_large_is_refused_before_anything_is_written(
     assert outside.query("select count(*) from duly_job") == [(1,)]
 
 
+def test_j03_a_call_stays_as_it_was_checked() -> None:
+    app = Duly()
+
+    @app.task
+    def send(order: int) -> None: ...
+
+    call: Any = send.call(1)
+    with pytest.raises(AttributeError):
+        call.payload = "not JSON"
+
+
 # Terms
 
 

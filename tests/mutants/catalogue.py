@@ -17,6 +17,12 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "src/duly/tasks.py",
+        "class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True):",
+        "class Call(msgspec.Struct, Generic[R_co], eq=False):",
+        "tests/engine/test_enqueue.py -k stays_as_it_was_checked",
+    ),
+    Mutant(
         "src/duly/claiming.py",
         "        if (leases or watermark.marks()) and watermark.begin_look",
         "        if watermark.begin_look",
@@ -1062,9 +1068,15 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/postgres/migrations/0006_rules.sql",
-        "attempt < max_attempts + num_nonnulls(token, finished_at)",
-        "attempt <= max_attempts + num_nonnulls(token, finished_at)",
+        "attempt - num_nonnulls(token, finished_at) < max_attempts",
+        "attempt - num_nonnulls(token, finished_at) <= max_attempts",
         "tests/contract/test_claim.py -k j26_the_database_refuses",
+    ),
+    Mutant(
+        "src/duly/store/sql/postgres/migrations/0006_rules.sql",
+        "attempt - num_nonnulls(token, finished_at) < max_attempts",
+        "attempt < max_attempts + num_nonnulls(token, finished_at)",
+        "tests/contract/test_claim.py -k as_often_as_can_be",
     ),
     Mutant(
         "src/duly/store/sql/postgres/migrations/0006_rules.sql",
@@ -2264,8 +2276,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/postgres.py",
-        "            if not conn.add(lone, batch[0].params) and self._is_to_hint():\n",
-        "            if conn.add(lone, batch[0].params) and self._is_to_hint():\n",
+        "        if not conn.add(lone, op.params) and self._is_to_hint():\n",
+        "        if conn.add(lone, op.params) and self._is_to_hint():\n",
         "tests/contract/test_lone_enqueue.py -k wakes_who_sleeps",
     ),
     Mutant(
@@ -2276,14 +2288,14 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/listen.py",
-        'pg_advisory_lock_shared({PARKED}), pg_advisory_lock_shared({ADDING})"',
-        'pg_advisory_lock_shared({PARKED})"',
+        "true), pg_advisory_lock_shared({ADDING})",
+        "true)",
         "tests/contract/test_lone_enqueue.py -k 'wakes_who_sleeps or falls_asleep'",
     ),
     Mutant(
         "src/duly/store/listen.py",
-        ", pg_advisory_unlock_shared({ADDING})",
-        "",
+        'UNSETTLE = f"select pg_advisory_unlock_shared({ADDING})"',
+        'UNSETTLE = "select 1"',
         "tests/contract/test_lone_enqueue.py -k wakes_who_sleeps",
     ),
     Mutant(
@@ -2303,6 +2315,60 @@ MUTANTS = [
         "        if own is not None and not others:\n",
         "        if own is not None:\n",
         "tests/contract/test_coalesce.py -k breaks",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        "    text = str.encode(value, encoding)",
+        "    text = str(value).encode(encoding)",
+        "tests/contract/test_lone_enqueue.py -k members_of_enums",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        '    if isinstance(value, int):\n        return b"%d"',
+        '    if type(value) is int:\n        return b"%d"',
+        "tests/contract/test_lone_enqueue.py -k members_of_enums",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        ".encode(self._encoding))\n        self._adds = True",
+        ".encode())\n        self._adds = True",
+        "tests/contract/test_lone_enqueue.py -k a_schema_with_letters",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        "            with suppress(errors.InvalidSqlStatementName):",
+        "            with suppress(errors.DiskFull):",
+        "tests/contract/test_lone_enqueue.py -k remembers_other",
+    ),
+    Mutant(
+        "src/duly/store/postgres.py",
+        "            with suppress(errors.InsufficientPrivilege):",
+        "            with suppress(errors.DiskFull):",
+        "tests/contract/test_lone_enqueue.py -k may_not_ask",
+    ),
+    Mutant(
+        "src/duly/store/listen.py",
+        'if getattr(error, "sqlstate", None) not in IN_THE_WAY:',
+        "if True:",
+        "tests/contract/test_lone_enqueue.py -k lets_nobody_wait",
+    ),
+    Mutant(
+        "src/duly/store/listen.py",
+        "            if self._missed:\n                self._missed = False\n                self._tell()\n",
+        "",
+        "tests/contract/test_lone_enqueue.py -k hears_hints_meanwhile",
+    ),
+    Mutant(
+        "src/duly/store/listen.py",
+        "(self._late or not self._settled",
+        "(not self._settled",
+        "tests/contract/test_lone_enqueue.py -k armed_and_closed",
+    ),
+    Mutant(
+        "src/duly/store/listen.py",
+        "                self._missed = self._missed or late  # what was committed since we looked last\n",
+        "",
+        "tests/contract/test_lone_enqueue.py -k falls_asleep",
     ),
     Mutant(
         "src/duly/store/postgres.py",

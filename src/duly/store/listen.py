@@ -26,8 +26,12 @@ log = logging.getLogger("duly.store.postgres")
 
 PARKED = -(0x64756C79 << 32)  # "duly"; tokens and the locks of migrations are elsewhere
 ADDING = PARKED + 1  # another, so that of those who ask after their commit none takes who adds for one who sleeps
-PARK = f"listen duly; select pg_advisory_lock_shared({PARKED}), pg_advisory_lock_shared({ADDING})"
-LEAVE = f"unlisten duly; select pg_advisory_unlock_shared({PARKED}), pg_advisory_unlock_shared({ADDING})"
+PARK = f"listen duly; select pg_advisory_lock_shared({PARKED})"
+# A transaction of its own, so that we listen while we wait for it, and not for long: we may be wanted elsewhere.
+SETTLE = f"select set_config('lock_timeout', '100ms', true), pg_advisory_lock_shared({ADDING})"
+IN_THE_WAY = ("55P03", "57014")  # what PostgreSQL says when we, or it, have waited long enough
+UNSETTLE = f"select pg_advisory_unlock_shared({ADDING})"
+LEAVE = f"unlisten duly; select pg_advisory_unlock_shared({PARKED})"
 # Behind a statement that adds one job, and only where its commit follows at once.
 ALL_AWAKE = f"returning pg_try_advisory_xact_lock({ADDING})"
 # A statement of its own, after the commit. It may not wait: neither for the disk nor for others that notify.
@@ -98,6 +102,7 @@ class _Listener:
         self._settled = threading.Event()  # all is as wanted
         self._lost = False
         self._missed = False  # something may have been, so call
+        self._late = False  # it takes long to be as wanted: who wants it so does not wait again
         self._stopping = threading.Event()
         self._bell, self._button = socket.socketpair()
         self._bell.setblocking(False)
@@ -112,8 +117,8 @@ class _Listener:
         if self._wanted and (self._lost or self._settled.is_set()):
             return
         self._want(True)
-        if not self._lost and not self._settled.wait(ARM_SECONDS):
-            self._missed = True
+        if not self._lost and (self._late or not self._settled.wait(ARM_SECONDS)):
+            self._late = self._missed = True
             self._ring()
 
     def leave(self) -> None:
@@ -188,10 +193,34 @@ class _Listener:
             with self._lock:
                 wanted = self._wanted
                 if parked == wanted:
+                    self._late = False
                     self._settled.set()
                     return parked
-            conn.execute(PARK if wanted else LEAVE)
+            if wanted and not self._park(conn):
+                return False
+            if not wanted:
+                conn.execute(UNSETTLE)
+                conn.execute(LEAVE)
             parked = wanted
+
+    def _park(self, conn: Any) -> bool:
+        """Hold both locks, when those who are adding a job have committed. False: it is wanted no more."""
+        conn.execute(PARK)
+        late = False
+        while self._wanted and not self._stopping.is_set():
+            try:
+                conn.execute(SETTLE)
+                self._missed = self._missed or late  # what was committed since we looked last
+                return True
+            except Exception as error:
+                if getattr(error, "sqlstate", None) not in IN_THE_WAY:
+                    raise
+            late = True
+            if self._missed:
+                self._missed = False
+                self._tell()
+        conn.execute(LEAVE)
+        return False
 
     def _hear(self, _: object) -> None:
         self._missed = True

@@ -292,11 +292,11 @@ class PostgresDriver(Driver):
         return translate(error, op, self.where, sent=sent)
 
     def _run(self, conn: _Connection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
-        if len(batch) == 1 and batch[0].sections == LONE and self._read_committed and conn.goes_direct:
-            [lone] = self._spell(LONE[0], "dollar")
-            if not conn.add(lone, batch[0].params) and self._is_to_hint():
-                conn.hint()
-            return [[]]
+        if len(batch) == 1 and batch[0].sections == LONE and self._read_committed and conn.direct:
+            with suppress(errors.InsufficientPrivilege):
+                self._add(conn, batch[0])
+                return [[]]
+            conn.direct = False  # it may not ask who sleeps, or nothing at all, which is then told
         work = self._work(batch)
         wakes = any(op.wakes for op in batch)
         rows: list[list[Any]] = [[] for _ in batch]
@@ -311,6 +311,11 @@ class PostgresDriver(Driver):
         if wakes and self._is_to_hint():
             conn.hint()
         return rows  # type: ignore[return-value]
+
+    def _add(self, conn: _Connection, op: Op[Any]) -> None:
+        [lone] = self._spell(LONE[0], "dollar")
+        if not conn.add(lone, op.params) and self._is_to_hint():
+            conn.hint()
 
     def _is_to_hint(self) -> bool:
         """Say whether to wake who sleeps: while others wait for their commit, which does it too, only now and then."""
@@ -428,6 +433,7 @@ class _Connection(Connection[Any]):
     _hint = b""
     _hinting = False
     _adds = False
+    direct = False  # what was prepared on it stays, so that statements can be sent past psycopg
     _encoding = "utf-8"
     _as_the_server: LiteralString = ""  # what has the rest of a transaction planned so; empty: everything is anyway
 
@@ -443,21 +449,28 @@ class _Connection(Connection[Any]):
         self.execute(f"prepare duly_hint as {HINT}")
         self._hint = b"execute duly_hint"
 
-    @property
-    def goes_direct(self) -> bool:
-        """Whether a statement can be sent past psycopg: what was prepared stays, and the answer can be waited for."""
-        return bool(self._as_the_server) and hasattr(select, "poll")
-
     def add(self, statement: statements.Statement, params: Mapping[str, Any]) -> bool:
         """Commit one statement that adds a job, past psycopg, which takes half as long for it as the server does.
 
         Says whether all were awake: then nobody has to be woken.
         """
         values = [_text(params[name], self._encoding) for name in statement.parameters]
-        if not self._adds:
-            self.pgconn.send_prepare(ADD, f"{statement.sql}\n{ALL_AWAKE}".encode())
+        if self._adds:
+            with suppress(errors.InvalidSqlStatementName):  # somebody had the server forget what it remembered
+                return self._add(values)
+        self._prepare_to_add(statement)
+        return self._add(values)
+
+    def _prepare_to_add(self, statement: statements.Statement) -> None:
+        self.pgconn.send_prepare(ADD, f"{statement.sql}\n{ALL_AWAKE}".encode(self._encoding))
+        self._adds = True  # so who is interrupted from here on leaves no connection that does not know it
+        try:
             self._answer()
-            self._adds = True
+        except psycopg.Error:
+            self._adds = False
+            raise
+
+    def _add(self, values: Sequence[bytes | None]) -> bool:
         self.pgconn.send_query_prepared(ADD, values)
         return self._answer().get_value(0, 0) == b"t"
 
@@ -491,6 +504,7 @@ class _Connection(Connection[Any]):
             self.execute(_trusted("; ".join(f"set {name} = {value}" for name, value in STEADY_PLANS.items())))
             self.execute("set jit = off")
             self._encoding = self.info.encoding
+            self.direct = hasattr(select, "poll")
             self._as_the_server = _for_now(dict(zip(names, values, strict=True)))
 
     def plans_right(self, section: str) -> bool:
@@ -671,9 +685,9 @@ def _text(value: str | int | None, encoding: str) -> bytes | None:
     """Write a parameter as the server reads it."""
     if value is None:
         return None
-    if type(value) is int:
+    if isinstance(value, int):
         return b"%d" % value
-    text = str(value).encode(encoding)
+    text = str.encode(value, encoding)  # as it is: a member of an enum has another `str`
     if b"\0" in text:  # where libpq would take it to end
         raise psycopg.DataError("PostgreSQL keeps no text with a NUL in it")
     return text

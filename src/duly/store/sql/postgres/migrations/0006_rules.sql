@@ -20,7 +20,7 @@ alter table duly.duly_job
                               else '{succeeded,partial,dead,cancelled}'::text[] end)
         and (due_at is not null or state <> all ('{ready,scheduled}'))
         and num_nonnulls(token) <= attempt
-        and attempt < max_attempts + num_nonnulls(token, finished_at)) not valid;
+        and attempt - num_nonnulls(token, finished_at) < max_attempts) not valid;
 
 -- No two entries are the same, by the id in each, and so there is nothing to be gained from looking for such.
 alter index duly.duly_job_ready set (deduplicate_items = off);
