@@ -2276,8 +2276,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/postgres.py",
-        "        if not conn.add(lone, op.params) and self._is_to_hint():\n",
-        "        if conn.add(lone, op.params) and self._is_to_hint():\n",
+        "        if not conn.add(lone, op.params) and op.wakes and self._is_to_hint():\n",
+        "        if conn.add(lone, op.params) and op.wakes and self._is_to_hint():\n",
         "tests/contract/test_lone_enqueue.py -k wakes_who_sleeps",
     ),
     Mutant(

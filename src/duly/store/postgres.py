@@ -314,7 +314,7 @@ class PostgresDriver(Driver):
 
     def _add(self, conn: _Connection, op: Op[Any]) -> None:
         [lone] = self._spell(LONE[0], "dollar")
-        if not conn.add(lone, op.params) and self._is_to_hint():
+        if not conn.add(lone, op.params) and op.wakes and self._is_to_hint():
             conn.hint()
 
     def _is_to_hint(self) -> bool:
