@@ -18,7 +18,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from duly import codec, keys, limits, settings, steps, store, tasks
 from duly.batches import Batch, Batches, batch_of
@@ -48,7 +48,7 @@ from duly.store import caller, lanes, ops, shape
 from duly.store.driver import Driver
 from duly.store.ops import Op
 from duly.switching import threads_switched_often
-from duly.tasks import Definition, Task
+from duly.tasks import Chunk, Definition, Task
 from duly.waits import pauses
 from duly.why import Why
 
@@ -114,17 +114,23 @@ class JobFilters(TypedDict, total=False):
     limit: int
 
 
+class _Enqueue(NamedTuple):
+    """What all jobs have in common that were enqueued by one call."""
+
+    app: Duly
+    task: Task[..., Any, Any]
+    keep_ms: int
+    staged: bool
+
+
 class Job(Generic[R_co]):
     """A job that was enqueued, or found to be there already."""
 
-    __slots__ = ("_app", "_behind", "_enqueued", "_keep_ms", "_staged", "_task")
+    __slots__ = ("_behind", "_by", "_enqueued")
 
-    def __init__(self, app: Duly, task: Task[..., Any, Any], enqueued: Enqueued, *, keep_ms: int, staged: bool) -> None:
-        self._app = app
-        self._task = task
+    def __init__(self, by: _Enqueue, enqueued: Enqueued) -> None:
+        self._by = by
         self._enqueued = enqueued
-        self._keep_ms = keep_ms
-        self._staged = staged
         self._behind = enqueued.behind
 
     @property
@@ -138,7 +144,7 @@ class Job(Generic[R_co]):
         return self._enqueued.deduplicated
 
     def __repr__(self) -> str:
-        return f"<job {self.id} of {self._task.name}>"
+        return f"<job {self.id} of {self._by.task.name}>"
 
     def result(self, timeout: float | None = None) -> R_co:
         """Wait until the job has ended and give its result; `timeout` in seconds, else as long as it takes.
@@ -147,7 +153,7 @@ class Job(Generic[R_co]):
         """
         self._refuse_waiting()
         for pause in pauses(timeout):
-            found, result = self._judge(self._app.get(self.id))
+            found, result = self._judge(self._by.app.get(self.id))
             if found:
                 return cast("R_co", result)
             time.sleep(pause)
@@ -157,7 +163,7 @@ class Job(Generic[R_co]):
         """Wait until the job has ended and give its result, from a coroutine."""
         self._refuse_waiting()
         for pause in pauses(timeout):
-            found, result = self._judge(await self._app.aget(self.id))
+            found, result = self._judge(await self._by.app.aget(self.id))
             if found:
                 return cast("R_co", result)
             await asyncio.sleep(pause)
@@ -166,7 +172,7 @@ class Job(Generic[R_co]):
     def _refuse_waiting(self) -> None:
         if current.get() is not None:
             raise ConfigError(f"{self!r}: a handler that waits for another job holds a slot that job may need")
-        if self._keep_ms == 0 and not self._enqueued.succeeded:
+        if self._by.keep_ms == 0 and not self._enqueued.succeeded:
             raise ConfigError(f"{self!r}: its task has keep=0, so success leaves no result to wait for")
 
     def _judge(self, job: JobRecord | None) -> tuple[bool, Any]:
@@ -191,8 +197,8 @@ class Job(Generic[R_co]):
         """Give the result that the key has kept, where the job's own row has none any more."""
         known = self._enqueued
         if known.succeeded and not known.result_dropped:
-            return None if known.result is None else codec.decode(known.result, self._task.definition.result_type)
-        if self._staged and not known.succeeded:
+            return None if known.result is None else codec.decode(known.result, self._by.task.definition.result_type)
+        if self._by.staged and not known.succeeded:
             raise JobNotFound(
                 f"{self!r} is not there yet: it was enqueued on your own connection; commit first", self.id
             )
@@ -202,7 +208,7 @@ class Job(Generic[R_co]):
         if result is None:
             return None
         try:
-            return codec.reread(result, self._task.definition.result_type)
+            return codec.reread(result, self._by.task.definition.result_type)
         except BadArguments as error:
             raise JobError(f"the result of {self!r} is not what its task returns: {error}", self.id) from error
 
@@ -371,27 +377,27 @@ class Duly:
 
     def _enqueue_one(self, task: Task[..., Any, R], job: NewJob) -> Job[R]:
         if batch_of(task) is not None:
-            return self._enqueue(task, [[job]])[0]
+            return self._enqueue(task, [Chunk([job])])[0]
         terms, conn = task._terms(), task._using.conn
         op = ops.enqueue(terms, [job], parent=parent(), checked=True)
         self._admit(terms.queue, 1, conn, before=0)
         return self._enqueued(task, terms, _held(self._add(op, conn)))[0]
 
-    def _enqueue(self, task: Task[..., Any, R], chunks: Iterable[Sequence[NewJob]]) -> Handles[R]:
+    def _enqueue(self, task: Task[..., Any, R], chunks: Iterable[Chunk]) -> Handles[R]:
         terms, conn = task._terms(), task._using.conn
         if (batch := batch_of(task)) is not None:
-            return self._enqueued(task, terms, batch._add(task, chunks))
+            return self._enqueued(task, terms, batch._add(task, (chunk.jobs for chunk in chunks)))
         answers: list[Enqueued] = []
         with ExitStack() as stack:
             beside: ThreadPoolExecutor | None = None
             sent: Future[Answers] | None = None
-            for jobs in chunks:
+            for jobs, is_followed in chunks:
                 op = ops.enqueue(terms, jobs, parent=parent(), checked=True)
                 if sent is not None:
                     answers += _held(sent.result())
                 sent = None
                 self._admit(terms.queue, len(jobs), conn, before=len(answers))
-                if conn is None and len(jobs) == tasks.CHUNK:  # more will follow: make it while this is on its way
+                if conn is None and is_followed:  # by what is made while this is on its way
                     if beside is None:
                         beside = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="duly-enqueue"))
                         stack.enter_context(threads_switched_often())
@@ -414,7 +420,7 @@ class Duly:
 
     async def _aenqueue_one(self, task: Task[..., Any, R], job: NewJob) -> Job[R]:
         if batch_of(task) is not None:
-            return (await self._aenqueue(task, [[job]]))[0]
+            return (await self._aenqueue(task, [Chunk([job])]))[0]
         terms, conn = task._terms(), task._using.conn
         lease = current.get()
         with nullcontext() if lease is None else in_flight(lease):
@@ -423,20 +429,20 @@ class Duly:
             answers = _held(await self._aadd(op, conn))
         return self._enqueued(task, terms, answers)[0]
 
-    async def _aenqueue(self, task: Task[..., Any, R], chunks: Iterable[Sequence[NewJob]]) -> Handles[R]:
+    async def _aenqueue(self, task: Task[..., Any, R], chunks: Iterable[Chunk]) -> Handles[R]:
         terms, conn = task._terms(), task._using.conn
         if (batch := batch_of(task)) is not None:
-            return self._enqueued(task, terms, await batch._aadd(task, chunks))
+            return self._enqueued(task, terms, await batch._aadd(task, (chunk.jobs for chunk in chunks)))
         answers: list[Enqueued] = []
         lease = current.get()
         with nullcontext() if lease is None else in_flight(lease):
             async with _Beside() as beside:
-                for jobs in chunks:
+                for jobs, is_followed in chunks:
                     op = ops.enqueue(terms, jobs, parent=parent(), checked=True)
                     answers += await beside.landed()
                     await self._aadmit(terms.queue, len(jobs), conn, before=len(answers))
-                    # More will follow: make it while this is on its way. A handler has nothing beside itself.
-                    if conn is None and lease is None and len(jobs) == tasks.CHUNK:
+                    # What follows is made while this is on its way. A handler has nothing beside itself.
+                    if conn is None and lease is None and is_followed:
                         await beside.send(self.driver.arun(op))
                     else:
                         answers += _held(await self._aadd(op, conn))
@@ -468,7 +474,8 @@ class Duly:
                 conflicts[0].id,
             )
         staged = task._using.conn is not None or (batch is not None and batch.conn is not None)
-        return [Job(self, task, answer, keep_ms=terms.keep_ms, staged=staged) for answer in answers]
+        by = _Enqueue(self, task, terms.keep_ms, staged)
+        return [Job(by, answer) for answer in answers]
 
     # Looking and changing
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
@@ -114,8 +114,11 @@ class Using:
         return said[0] if said else None
 
 
-class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True):
-    """One call of a task, checked and ready to be enqueued with others."""
+class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True, gc=False):
+    """One call of a task, checked and ready to be enqueued with others.
+
+    The collector of cycles passes it by: what was written as JSON holds no call, so none leads through its arguments.
+    """
 
     task: Task[..., Any, Any]
     payload: str
@@ -291,8 +294,18 @@ class Task(Generic[P, C, R]):
 
     def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         payload = self.definition.codec.encode_call(args, kwargs)
-        codec.check_size(payload, self.name, limit=min(self._app.settings.max_payload, codec.MAX_PAYLOAD))
+        if len(payload) > self._surely_fits:
+            codec.check_size(payload, self.name, limit=self._most_bytes)
         return payload
+
+    @functools.cached_property
+    def _surely_fits(self) -> int:
+        """How many characters a payload may have that need not be measured: each is four bytes at most."""
+        return self._most_bytes // 4
+
+    @property
+    def _most_bytes(self) -> int:
+        return min(self._app.settings.max_payload, codec.MAX_PAYLOAD)
 
     def _key(self, key: keys.Key, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str = "key=") -> str:
         try:
@@ -323,19 +336,21 @@ class Task(Generic[P, C, R]):
         given = {name: value for name, value in said.items() if value is not None}
         return envelope.child_of(lease.job.envelope, lease.job.id, schema_version=version, **given)
 
-    def _chunks(self, calls: Iterable[Call[R]]) -> Iterable[list[NewJob]]:
+    def _chunks(self, calls: Iterable[Call[R]]) -> Iterable[Chunk]:
         chunk: list[Call[R]] = []
         most = CHUNK if self._terms().debounce_ms is None else 1  # of what is debounced, one after the other
+        in_handler = current.get() is not None
         for call in calls:
             if type(call) is not Call or call.task is not self:
                 self._refuse_foreign(call)
-            heed()
-            chunk.append(call)
+            if in_handler:
+                heed()
             if len(chunk) == most:
-                yield self._new_jobs(chunk)
+                yield Chunk(self._new_jobs(chunk), is_followed=True)
                 chunk = []
+            chunk.append(call)
         if chunk:
-            yield self._new_jobs(chunk)
+            yield Chunk(self._new_jobs(chunk))
 
     def _refuse_foreign(self, call: Call[R]) -> None:
         """Refuse what is no call, a call of another task, and one whose own terms would be lost here."""
@@ -355,6 +370,15 @@ class Task(Generic[P, C, R]):
 
 _PLAIN = Envelope()
 CHUNK = 1000  # jobs in one commit of an `enqueue_many`
+
+
+class Chunk(NamedTuple):
+    """Jobs that are added by one commit, and whether there will be more, which can be made meanwhile."""
+
+    jobs: list[NewJob]
+    is_followed: bool = False
+
+
 _HIGHEST = 2**31 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -507,6 +507,7 @@ class Worker:
             return
         idle = self._claiming.has_room()
         if idle and not self._armed:
+            await asyncio.sleep(0)  # what was claimed begins before we start a thread
             await self._in_thread(self._arm)
             return  # and look once more, now that a change would be told
         if idle and not self._due_known:

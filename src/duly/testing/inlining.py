@@ -19,6 +19,7 @@ from duly.claiming import Claiming
 from duly.context import Lease, current
 from duly.errors import ConfigError
 from duly.model import NewJob, State
+from duly.tasks import Chunk
 from duly.testing.drainer import Drainer, Noted, work
 
 if TYPE_CHECKING:
@@ -90,10 +91,10 @@ class _Inline:
         return jobs
 
     def enqueue_one(self, task: Task[..., Any, Any], job: NewJob) -> Job[Any]:
-        return self.enqueue(task, [[job]])[0]
+        return self.enqueue(task, [Chunk([job])])[0]
 
     async def aenqueue_one(self, task: Task[..., Any, Any], job: NewJob) -> Job[Any]:
-        return (await self.aenqueue(task, [[job]]))[0]
+        return (await self.aenqueue(task, [Chunk([job])]))[0]
 
     def _refuse_too_deep(self, task: Task[..., Any, Any]) -> None:
         """Count how many jobs led to this enqueue, one to the other; who enqueues himself would never end."""
