@@ -10,7 +10,7 @@ import functools
 import inspect
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -336,21 +336,31 @@ class Task(Generic[P, C, R]):
         given = {name: value for name, value in said.items() if value is not None}
         return envelope.child_of(lease.job.envelope, lease.job.id, schema_version=version, **given)
 
-    def _chunks(self, calls: Iterable[Call[R]]) -> Iterable[Chunk]:
-        chunk: list[Call[R]] = []
+    def _chunks(self, calls: Iterable[Call[R]]) -> Iterator[Chunk]:
+        """Cut calls into chunks. One that is full goes when it is known whether there is a next call."""
         most = CHUNK if self._terms().debounce_ms is None else 1  # of what is debounced, one after the other
+        chunk: list[Call[R]] = []
+        try:
+            for call in self._checked(calls):
+                if len(chunk) == most:
+                    yield Chunk(self._new_jobs(chunk), is_followed=True)
+                    chunk = []
+                chunk.append(call)
+        except Exception:
+            if len(chunk) == most:  # it was full before the next call failed
+                yield Chunk(self._new_jobs(chunk))
+            raise
+        if chunk:
+            yield Chunk(self._new_jobs(chunk))
+
+    def _checked(self, calls: Iterable[Call[R]]) -> Iterator[Call[R]]:
         in_handler = current.get() is not None
         for call in calls:
             if type(call) is not Call or call.task is not self:
                 self._refuse_foreign(call)
             if in_handler:
                 heed()
-            if len(chunk) == most:
-                yield Chunk(self._new_jobs(chunk), is_followed=True)
-                chunk = []
-            chunk.append(call)
-        if chunk:
-            yield Chunk(self._new_jobs(chunk))
+            yield call
 
     def _refuse_foreign(self, call: Call[R]) -> None:
         """Refuse what is no call, a call of another task, and one whose own terms would be lost here."""

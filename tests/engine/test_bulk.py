@@ -34,7 +34,7 @@ def test_the_next_thousand_is_made_while_one_is_on_its_way(app: Duly) -> None:
 
     def calls() -> Iterator[Call[Any]]:
         for number in range(CHUNK + 5):
-            if number == CHUNK:
+            if number == CHUNK + 1:  # that there is another was looked at before the thousand went
                 made.set()
             yield work.call(number)
 
@@ -60,7 +60,7 @@ def test_the_next_thousand_is_made_by_a_coroutine_while_one_is_on_its_way(app: D
         def calls() -> Iterator[Call[Any]]:
             for number in range(CHUNK + 5):
                 seen.append(sys.getswitchinterval())
-                if number == CHUNK:
+                if number == CHUNK + 1:
                     made.set()
                 yield work.call(number)
 
@@ -69,20 +69,21 @@ def test_the_next_thousand_is_made_by_a_coroutine_while_one_is_on_its_way(app: D
         app.driver.arun = arun  # type: ignore[method-assign]
         assert [job.id for job in jobs] == sorted({job.id for job in jobs})
         assert len(jobs) == len(await app.alist(limit=2 * CHUNK)) == CHUNK + 5
-        assert set(seen[:CHUNK]) == {before}
-        assert seen[CHUNK] < 0.002
+        assert set(seen[: CHUNK + 1]) == {before}
+        assert seen[CHUNK + 1] < 0.002
         assert written[1:] == [before]  # nothing is on its way beside the last
         assert sys.getswitchinterval() == before
 
     asyncio.run(main())
 
 
-def test_what_was_full_when_a_call_of_a_coroutine_fails_is_enqueued_and_nothing_else(app: Duly) -> None:
+@pytest.mark.parametrize("beyond", [0, 3])
+def test_what_was_full_when_a_call_of_a_coroutine_fails_is_enqueued_and_nothing_else(app: Duly, beyond: int) -> None:
     async def main() -> None:
         work, before = numbered(app), sys.getswitchinterval()
 
         def calls() -> Iterator[Call[Any]]:
-            yield from (work.call(number) for number in range(2 * CHUNK + 3))
+            yield from (work.call(number) for number in range(2 * CHUNK + beyond))
             raise LookupError
 
         with pytest.raises(LookupError):
@@ -149,21 +150,37 @@ def test_threads_switch_often_while_the_next_thousand_is_made_and_as_before_afte
     seen = []
 
     def calls() -> Iterator[Call[Any]]:
-        for number in range(CHUNK + 1):
+        for number in range(CHUNK + 2):
             seen.append(sys.getswitchinterval())
             yield work.call(number)
 
     work.enqueue_many(calls())
-    assert set(seen[:CHUNK]) == {before}
-    assert seen[CHUNK] < 0.002
+    assert set(seen[: CHUNK + 1]) == {before}
+    assert seen[CHUNK + 1] < 0.002
     assert sys.getswitchinterval() == before
 
 
-def test_what_was_full_when_a_call_fails_is_enqueued_and_nothing_else(app: Duly) -> None:
+def test_a_thousand_after_which_nothing_follows_is_written_by_who_enqueues(app: Duly) -> None:
+    work, run, threads = numbered(app), app.driver.run, []
+
+    def noted(op: Op[Any]) -> Any:
+        if op.name == "enqueue":
+            threads.append(threading.current_thread())
+        return run(op)
+
+    app.driver.run = noted  # type: ignore[method-assign]
+    work.enqueue_many(work.call(number) for number in range(CHUNK))
+    work.enqueue_many(work.call(number) for number in range(2 * CHUNK))
+    app.driver.run = run  # type: ignore[method-assign]
+    assert [thread is threading.current_thread() for thread in threads] == [True, False, True]
+
+
+@pytest.mark.parametrize("beyond", [0, 3])
+def test_what_was_full_when_a_call_fails_is_enqueued_and_nothing_else(app: Duly, beyond: int) -> None:
     work = numbered(app)
 
     def calls() -> Iterator[Call[Any]]:
-        yield from (work.call(number) for number in range(2 * CHUNK + 3))
+        yield from (work.call(number) for number in range(2 * CHUNK + beyond))
         raise LookupError
 
     with pytest.raises(LookupError):

@@ -186,8 +186,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/tasks.py",
-        "            heed()\n            chunk.append(call)\n",
-        "            chunk.append(call)\n",
+        "            if in_handler:\n                heed()\n",
+        "",
         "tests/engine/test_bulk.py -k asked_to_stop",
     ),
     Mutant(
@@ -486,9 +486,22 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/app.py",
-        "if conn is None and len(jobs) == tasks.CHUNK:",
+        "if conn is None and is_followed:",
         "if False:",
         "tests/engine/test_bulk.py -k on_its_way",
+    ),
+    Mutant(
+        "src/duly/app.py",
+        "if conn is None and is_followed:",
+        "if conn is None:",
+        "tests/engine/test_bulk.py -k nothing_follows",
+    ),
+    Mutant(
+        "src/duly/tasks.py",
+        "            if len(chunk) == most:  # it was full before the next call failed\n"
+        "                yield Chunk(self._new_jobs(chunk))\n",
+        "",
+        "tests/engine/test_bulk.py -k was_full",
     ),
     Mutant(
         "src/duly/app.py",
