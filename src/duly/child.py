@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -50,28 +49,6 @@ def main(descriptor: int) -> None:
         Serving(app, sock).run()
 
 
-class TellingLease(Lease):
-    """A lease whose handler's heartbeats are told to the worker, which watches for stalls."""
-
-    __slots__ = ("_beat_at", "_tell")
-
-    def __init__(self, tell: Callable[[], None], *args: Any) -> None:
-        self._tell: Callable[[], None] | None = None
-        super().__init__(*args)
-        self._tell = tell
-
-    @property
-    def beat_at(self) -> float | None:
-        """When the handler last beat."""
-        return self._beat_at
-
-    @beat_at.setter
-    def beat_at(self, at: float | None) -> None:
-        self._beat_at = at
-        if self._tell is not None:
-            self._tell()
-
-
 class Serving:
     """One job after the other: read by a thread, run by the main thread."""
 
@@ -101,7 +78,7 @@ class Serving:
             return Outcomes.of(Failed(describe(unknown)), staged=False)
         now = time.monotonic()
         task, schema = self._app.tasks[job.task], self._app.settings.schema
-        lease = TellingLease(lambda: self._send(Beat()), job, task, self._app.driver, schema, now)
+        lease = Lease(job, task, self._app.driver, schema, now, on_beat=lambda: self._send(Beat()))
         lease.begun_at = now
         self._lease = lease
         if self._asked is not None:

@@ -7,13 +7,15 @@ stop, so that one which calls now and then is never the last to hear of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, final
+
+import msgspec
 
 from duly import codec
 from duly.errors import AnswerLost, ConfigError, JobTimeout, LeaseLost, StoreUnavailable
@@ -41,57 +43,32 @@ class Asked(StrEnum):
 CANCELLED_ON_REQUEST = "cancelled on request"
 
 
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """One job on lease in this process, and what the worker knows of its handler."""
 
-    __slots__ = (
-        "aio",
-        "asked",
-        "asked_at",
-        "beat_at",
-        "begun_at",
-        "beside",
-        "claimed_at",
-        "closed",
-        "conn",
-        "driver",
-        "ended_at",
-        "in_flight",
-        "interrupted",
-        "job",
-        "landed",
-        "over",
-        "schema",
-        "sent",
-        "staged",
-        "stalled",
-        "task",
-        "thread",
-    )
-
-    def __init__(self, job: Claimed, task: Task[..., Any, Any], driver: Driver, schema: str, claimed_at: float) -> None:
-        self.job = job
-        self.task = task
-        self.driver = driver
-        self.schema = schema
-        self.claimed_at = claimed_at
-        self.begun_at: float | None = None
-        self.ended_at = 0.0  # when the handler has ended
-        self.beat_at: float | None = None  # the handler's own heartbeat
-        self.stalled = False
-        self.asked: Asked | None = None
-        self.asked_at = 0.0
-        self.aio: asyncio.Task[Any] | None = None
-        self.thread: int | None = None
-        self.interrupted = False  # something was raised into that thread, or is about to be
-        self.staged = False  # the finish is part of the caller's transaction
-        self.sent = False  # the finish is on its way
-        self.closed = False  # nothing that the handler still does counts
-        self.in_flight = 0  # writes of the handler that are on their way
-        self.landed: asyncio.Event | None = None  # set when they have arrived
-        self.beside: set[asyncio.Task[Any]] | None = None  # what the handler started, if it did: see `left`
-        self.over = False  # the handler has ended; what it left behind may still run
-        self.conn: Any = None  # the connection on which it staged its finish
+    job: Claimed
+    task: Task[..., Any, Any]
+    driver: Driver
+    schema: str
+    claimed_at: float
+    begun_at: float | None = None
+    ended_at: float = 0.0  # when the handler has ended
+    beat_at: float | None = None  # the handler's own heartbeat
+    on_beat: Callable[[], None] | None = None  # who is told of it: the worker watches for stalls, from another process
+    stalled: bool = False
+    asked: Asked | None = None
+    asked_at: float = 0.0
+    aio: asyncio.Task[Any] | None = None
+    thread: int | None = None
+    interrupted: bool = False  # something was raised into that thread, or is about to be
+    staged: bool = False  # the finish is part of the caller's transaction
+    sent: bool = False  # the finish is on its way
+    closed: bool = False  # nothing that the handler still does counts
+    in_flight: int = 0  # writes of the handler that are on their way
+    landed: asyncio.Event | None = None  # set when they have arrived
+    beside: set[asyncio.Task[Any]] | None = None  # what the handler started, if it did: see `left`
+    over: bool = False  # the handler has ended; what it left behind may still run
+    conn: Any = None  # the connection on which it staged its finish
 
     @property
     def left(self) -> set[asyncio.Task[Any]]:
@@ -104,6 +81,12 @@ class Lease:
     def held(self) -> Held:
         """The job and the token under which it is held."""
         return Held(self.job.id, self.job.token)
+
+    def beat(self) -> None:
+        """Note that the handler is alive."""
+        self.beat_at = time.monotonic()
+        if self.on_beat is not None:
+            self.on_beat()
 
     def check(self) -> None:
         """Raise what tells the handler to stop, if it should."""
@@ -250,7 +233,7 @@ class _Context:
 
     def _heartbeat(self) -> Op[bool] | None:
         if self._lease is not None:
-            self._lease.beat_at = time.monotonic()
+            self._lease.beat()
             self._lease.stalled = False
         return self._op(ops.heartbeat)
 

@@ -336,8 +336,9 @@ class Worker:
 
         An operation costs the same whatever it records. While no job waits for a slot, no end waits either.
         """
+        ended = len(self._ended)
         # The slot that has just become free takes one of those that wait.
-        return len(self._ended) >= min(self._slots.waiting - 1, self.soon)
+        return ended >= self.soon or ended >= self._slots.waiting - 1
 
     def _is_recording(self) -> bool:
         """Say whether ends are on their way to the database."""

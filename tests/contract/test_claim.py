@@ -7,7 +7,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -19,6 +20,7 @@ from duly.lifecycle import ARROWS
 from duly.model import Change, Claimed, Envelope, Failure, NewJob, State, Terms
 from duly.store import ops
 from duly.store.ops import Finish, Held, Mark, Op
+from duly.store.sqlite import SQLiteDriver
 from tests.contract.stores import (
     NOW,
     D1Driver,
@@ -1028,3 +1030,45 @@ def test_b09_jobs_that_run_go_on_while_their_queue_is_paused(store: Store) -> No
     store.run(ops.pause("queue", "default", by="ann", why="a leak", now=NOW))
     assert store.run(ops.extend([held(job)], now=NOW)) == {job.id: None}
     assert written(store, store.succeed(job))
+
+
+def test_j03_jobs_whose_payloads_break_lines_are_claimed_one_by_one(store: Store) -> None:
+    payloads = ['{"text":"one\\ntwo"}', '{\n"text":\n"three"\n}', '{"text":"\u2028\u0085,[]"}']
+    ids = [store.enqueue(payload=payload)[0] for payload in payloads]
+    assert [(job.id, job.payload) for job in store.claim(10)] == list(zip(ids, payloads, strict=True))
+
+
+def test_j03_jobs_that_are_too_long_for_one_text_together_are_claimed_all_the_same(tmp_path: Path) -> None:
+    driver = SQLiteDriver(tmp_path / "jobs.db")
+    jobs = [NewJob(new_id(), f'{{"text":"{"x" * 1000}"}}') for _ in range(20)]
+    driver.run(ops.enqueue(Terms(task="work"), jobs))
+    assert driver._writer is not None
+    driver._writer._conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 5_000)
+    claimed = driver.run(ops.claim("default", limit=20, token=new_token(), worker="w1"))
+    driver.close()
+    assert [(job.id, job.payload) for job in claimed] == [(job.id, job.payload) for job in jobs]
+
+
+def test_a_claim_on_sqlite_fetches_one_row_however_many_jobs_it_takes(tmp_path: Path) -> None:
+    driver = SQLiteDriver(tmp_path / "jobs.db")
+    jobs = [NewJob(new_id(), '{"n":1}') for _ in range(20)]
+    driver.run(ops.enqueue(Terms(task="work"), jobs))
+    conn, fetched = driver.connect(), []
+
+    class Counting:
+        def execute(self, sql: str, params: Any) -> Counting:
+            self._rows = conn.execute(sql, params).fetchall()
+            return self
+
+        def fetchall(self) -> list[Any]:
+            fetched.append(len(self._rows))
+            return self._rows
+
+    op = ops.claim("default", limit=20, token=new_token(), worker="w1")
+    claimed = op.read(driver.run_on(cast("sqlite3.Connection", Counting()), op))
+    none = driver.run_on(conn, ops.claim("default", limit=20, token=new_token(), worker="w1"))
+    conn.close()
+    driver.close()
+    assert [job.id for job in claimed] == [job.id for job in jobs]
+    assert fetched == [0, 1]
+    assert none == []

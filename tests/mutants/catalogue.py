@@ -485,6 +485,30 @@ MUTANTS = [
         "tests/engine/test_turns.py -k due_again",
     ),
     Mutant(
+        "src/duly/store/sqlite.py",
+        "        with suppress(sqlite3.DataError):  # which together are too long for one\n",
+        "        if True:\n",
+        "tests/contract/test_claim.py -k too_long_for_one_text",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        "if sql.startswith(A_TEXT_A_JOB) and",
+        "if False and",
+        "tests/contract/test_claim.py -k fetches_one_row",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        'texts.split("\\n")',
+        "texts.splitlines()",
+        "tests/contract/test_claim.py -k break_lines",
+    ),
+    Mutant(
+        "src/duly/context.py",
+        "        if self.on_beat is not None:\n            self.on_beat()\n",
+        "",
+        "tests/engine/crash/test_children.py",
+    ),
+    Mutant(
         "src/duly/app.py",
         "if conn is None and is_followed:",
         "if False:",
