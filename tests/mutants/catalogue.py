@@ -18,8 +18,8 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "src/duly/tasks.py",
-        "class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True):",
-        "class Call(msgspec.Struct, Generic[R_co], eq=False):",
+        "class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True, gc=False):",
+        "class Call(msgspec.Struct, Generic[R_co], eq=False, gc=False):",
         "tests/engine/test_enqueue.py -k stays_as_it_was_checked",
     ),
     Mutant(
@@ -276,14 +276,14 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
-        "return len(self._ended) >= min(self._slots.waiting - 1, self.soon)",
+        "return ended >= self.soon or ended >= self._slots.waiting - 1",
         "return True",
         "tests/engine/test_turns.py -k recorded_together",
     ),
     Mutant(
         "src/duly/worker.py",
-        "return len(self._ended) >= min(self._slots.waiting - 1, self.soon)",
-        "return len(self._ended) >= self.soon",
+        "return ended >= self.soon or ended >= self._slots.waiting - 1",
+        "return ended >= self.soon",
         "tests/engine/test_turns.py -k turns_out_to_be_slow",
     ),
     Mutant(
@@ -2415,14 +2415,14 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/tasks.py",
-        "limit=min(self._app.settings.max_payload, codec.MAX_PAYLOAD)",
-        "limit=self._app.settings.max_payload",
+        "return min(self._app.settings.max_payload, codec.MAX_PAYLOAD)",
+        "return self._app.settings.max_payload",
         "tests/engine/test_enqueue.py -k j04",
     ),
     Mutant(
         "src/duly/tasks.py",
-        "limit=min(self._app.settings.max_payload, codec.MAX_PAYLOAD)",
-        "limit=codec.MAX_PAYLOAD",
+        "return min(self._app.settings.max_payload, codec.MAX_PAYLOAD)",
+        "return codec.MAX_PAYLOAD",
         "tests/engine/test_enqueue.py -k j04",
     ),
     Mutant(
@@ -3222,7 +3222,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/listen.py",
-        "        if not self._lost and not self._settled.wait(ARM_SECONDS):",
+        "        if not self._lost and (self._late or not self._settled.wait(ARM_SECONDS)):",
         "        if False:",
         "tests/contract/test_wake.py -k arming_returns",
     ),
@@ -3240,8 +3240,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/listen.py",
-        "            conn.execute(PARK if wanted else LEAVE)",
-        "            conn.execute(PARK)",
+        "                conn.execute(UNSETTLE)\n                conn.execute(LEAVE)\n",
+        "                pass\n",
         "tests/contract/test_wake.py -k exactly_while",
     ),
     Mutant(
@@ -3336,8 +3336,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/postgres.py",
-        "        if wakes:\n            self._hint(conn)",
-        "        if False:\n            self._hint(conn)",
+        "        if wakes and self._is_to_hint():\n            conn.hint()",
+        "        if False:\n            conn.hint()",
         "tests/contract/test_wake.py -k only_whoever_sleeps",
     ),
     Mutant(
@@ -4146,8 +4146,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/claiming.py",
-        "        if self._worker.draining:\n            return\n        self._watermarks",
-        "        self._watermarks",
+        "        if self._worker.draining:\n            return\n        watermark",
+        "        watermark",
         "tests/engine/test_watermark.py -k who_drains",
     ),
     Mutant(
