@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
@@ -167,7 +168,7 @@ class Task(Generic[P, C, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Check the arguments of one job, to be enqueued with others by `enqueue_many`."""
-        return Call(self, self._payload(args, kwargs), args, kwargs)
+        return Call(self, self._payload(args, kwargs), args, kwargs or _NONE_BY_NAME)
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Add many jobs, a thousand in one commit.
@@ -379,6 +380,7 @@ class Task(Generic[P, C, R]):
 
 
 _PLAIN = Envelope()
+_NONE_BY_NAME: Mapping[str, Any] = MappingProxyType({})  # one for all calls, as most have none
 CHUNK = 1000  # jobs in one commit of an `enqueue_many`
 
 
