@@ -49,6 +49,15 @@ def encode(value: Any, *, sets: bool = False) -> str:
     return text
 
 
+def encode_simple(value: Any) -> str | None:
+    """Write a value of plain numbers and texts; None: something in it has to be looked at, as `encode` does."""
+    try:
+        text = _ENCODER.encode(value).decode()
+    except Exception:
+        return None
+    return None if "null" in text or "\\u0000" in text or MARK in text else text
+
+
 def _text(value: Any, encoder: msgspec.json.Encoder) -> str:
     """Encode, taking the slow way only for a value that holds what has to be marked."""
     try:

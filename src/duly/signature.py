@@ -48,9 +48,15 @@ class SignatureCodec:
     sets: bool
     # Reads a payload that has every argument and nothing else, at once; None where the handler takes no such call.
     whole: msgspec.json.Decoder[Any] | None
+    # The types of all arguments, where each is one that is read back as it was written.
+    simple: tuple[type, ...] | None
 
     def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Write a call's arguments as a JSON object of names to values; wrong ones are refused."""
+        if not kwargs and tuple(map(type, args)) == self.simple and self.whole is not None:
+            text = codec.encode_simple(self.whole.type(*args))
+            if text is not None:
+                return text
         given = self._flat(args, kwargs)
         try:
             text = codec.encode(given, sets=self.sets)
@@ -183,6 +189,7 @@ class SignatureCodec:
 
 
 _RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SIMPLE = (int, str, bool, float)
 _UNDISGUISED = frozenset({str, int, float, bool, type(None)})
 _DISGUISED = re.compile(r"got `(bytes|bytearray|memoryview|datetime|date|time|duration|timedelta|decimal|uuid)`")
 
@@ -215,6 +222,7 @@ def signature_codec(handler: Callable[..., Any], *, skip_first: bool = False) ->
         plain=all(_leads(parameter) for parameter in compiled),
         sets=any(_holds_set(parameter.hint) for parameter in compiled),
         whole=_whole(compiled),
+        simple=_simple(compiled),
     )
 
 
@@ -230,6 +238,13 @@ def _whole(parameters: Sequence[_Parameter]) -> msgspec.json.Decoder[Any] | None
         return codec.decoder_of(msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True))
     except (TypeError, ValueError):  # a name or a type that stands by itself, but not in a struct
         return None
+
+
+def _simple(parameters: Sequence[_Parameter]) -> tuple[type, ...] | None:
+    """Give the types of arguments that can be given by position, where whoever has those types needs no other check."""
+    if all(_leads(parameter) and parameter.hint in _SIMPLE for parameter in parameters):
+        return tuple(parameter.hint for parameter in parameters)
+    return None
 
 
 def _bare(parameter: inspect.Parameter) -> str:

@@ -509,6 +509,30 @@ MUTANTS = [
         "tests/engine/crash/test_children.py",
     ),
     Mutant(
+        "src/duly/codec.py",
+        'return None if "null" in text or ',
+        "return None if ",
+        "tests/rules/test_codec.py -k plain_numbers",
+    ),
+    Mutant(
+        "src/duly/codec.py",
+        '"\\\\u0000" in text or MARK in text else text',
+        "MARK in text else text",
+        "tests/rules/test_codec.py -k plain_numbers",
+    ),
+    Mutant(
+        "src/duly/codec.py",
+        " in text or MARK in text else text",
+        " in text else text",
+        "tests/rules/test_codec.py -k plain_numbers",
+    ),
+    Mutant(
+        "src/duly/signature.py",
+        "tuple(map(type, args)) == self.simple",
+        "len(args) == len(self.simple or ())",
+        "tests/rules/test_codec.py -k plain_numbers",
+    ),
+    Mutant(
         "src/duly/app.py",
         "if conn is None and is_followed:",
         "if False:",

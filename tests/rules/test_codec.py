@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from duly import codec, signature
@@ -241,6 +241,34 @@ def with_ctx(ctx: Unknown, n: int) -> Nowhere:  # noqa: F821
 
 SEND = signature.signature_codec(send)
 EVERY = signature.signature_codec(every_kind)
+
+
+def plainly(number: int, text: str, truth: bool, share: float) -> None: ...
+
+
+PLAIN = (st.integers(-(2**70), 2**70), ANY_TEXT, st.booleans(), st.floats())
+
+
+@given(st.tuples(*PLAIN) | st.tuples(*[st.one_of(*PLAIN, st.none())] * 4))
+@example((1, "a\x00", True, 0.5))
+@example((1, "␛0000", True, 0.5))
+@example((1, "\udc80", True, 0.5))
+@example((1, "null", True, 0.5))
+@example((1, "", True, float("nan")))
+@example((2**64, "", True, 0.5))
+@example((True, "", 1, 1))
+def test_j03_a_call_of_plain_numbers_and_texts_is_written_as_every_other(args):
+    codec_of = signature.signature_codec(plainly)
+    # By name they take the long way, on which what is written is read back.
+    by_name = dict(zip(("number", "text", "truth", "share"), args, strict=True))
+    assert written(codec_of, args, {}) == written(codec_of, (), by_name)
+
+
+def written(codec_of: signature.SignatureCodec, args: Any, kwargs: Any) -> str:
+    try:
+        return codec_of.encode_call(args, kwargs)
+    except BadArguments as error:
+        return str(error)
 
 
 def test_j03_a_call_is_stored_by_name_however_it_was_written():
