@@ -20,8 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
-import msgspec
-
 from duly import codec, keys, limits, settings, steps, store, tasks
 from duly.batches import Batch, Batches, batch_of
 from duly.context import current, in_flight, parent
@@ -125,12 +123,15 @@ class _Enqueue(NamedTuple):
     staged: bool
 
 
-class Job(msgspec.Struct, Generic[R_co], eq=False, gc=False):
+class Job(Generic[R_co]):
     """A job that was enqueued, or found to be there already."""
 
-    _by: _Enqueue
-    _enqueued: Enqueued
-    _behind: bool  # it may not be there yet
+    __slots__ = ("_behind", "_by", "_enqueued")
+
+    def __init__(self, by: _Enqueue, enqueued: Enqueued) -> None:
+        self._by = by
+        self._enqueued = enqueued
+        self._behind = enqueued.behind
 
     @property
     def id(self) -> str:
@@ -474,7 +475,7 @@ class Duly:
             )
         staged = task._using.conn is not None or (batch is not None and batch.conn is not None)
         by = _Enqueue(self, task, terms.keep_ms, staged)
-        return [Job(by, answer, answer.behind) for answer in answers]
+        return [Job(by, answer) for answer in answers]
 
     # Looking and changing
 

@@ -41,7 +41,6 @@ T = TypeVar("T")
 # In the class below `list` is a method.
 Records: TypeAlias = list[BatchRecord]
 Answers: TypeAlias = list[Enqueued]
-Chunk: TypeAlias = Sequence[NewJob]
 
 filling: ContextVar[Batch | None] = ContextVar("duly_batch", default=None)
 
@@ -227,7 +226,7 @@ class Batch:
             )
         return given
 
-    def _add(self, task: Task[..., Any, Any], chunks: Iterable[Chunk], *, before: int = 0) -> Answers:
+    def _add(self, task: Task[..., Any, Any], chunks: Iterable[Sequence[NewJob]], *, before: int = 0) -> Answers:
         """Add jobs of a task in order, and give what came of each. `before`: how many of the same call are added."""
         conn = self._conn_for(task)
         with nullcontext() if self._place is None else self._turn:
@@ -235,7 +234,7 @@ class Batch:
         self._staged()
         return added
 
-    async def _aadd(self, task: Task[..., Any, Any], chunks: Iterable[Chunk], *, before: int = 0) -> Answers:
+    async def _aadd(self, task: Task[..., Any, Any], chunks: Iterable[Sequence[NewJob]], *, before: int = 0) -> Answers:
         conn, lease = self._conn_for(task), current.get()
         with nullcontext() if lease is None else in_flight(lease):
             async with nullcontext() if self._place is None else self._aturn:
@@ -265,7 +264,7 @@ class Batch:
             )
         return self.conn
 
-    def _adding(self, task: Task[..., Any, Any], chunks: Iterable[Chunk], before: int) -> Steps[Answers]:
+    def _adding(self, task: Task[..., Any, Any], chunks: Iterable[Sequence[NewJob]], before: int) -> Steps[Answers]:
         terms = replace(task._terms(), batch_id=self.id)
         answers: Answers = []
         for chunk in chunks:
@@ -276,7 +275,7 @@ class Batch:
                 answers += self._taken((yield store.add(terms, chunk, parent=parent()))).jobs
         return answers
 
-    def _in_order(self, terms: Any, chunk: Chunk, answers: Answers, before: int) -> Steps[Chunk]:
+    def _in_order(self, terms: Any, chunk: Sequence[NewJob], answers: Answers, before: int) -> Steps[Sequence[NewJob]]:
         """Add a chunk at its place, or as much of it as is not there yet; gives what is left to be added."""
         assert self._place is not None
         assert self._opened is not None

@@ -20,12 +20,13 @@ import msgspec
 from duly.errors import BadArguments, PayloadError, PayloadTooLarge
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
 MAX_PAYLOAD = 96_000
 
+LONG = 4000
 MARK = "␛"
 _TO_MARK = re.compile(f"[\x00\ud800-\udfff{MARK}]")
 _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
@@ -49,13 +50,14 @@ def encode(value: Any, *, sets: bool = False) -> str:
     return text
 
 
-def encode_simple(value: Any) -> str | None:
-    """Write a value of plain numbers and texts; None: something in it has to be looked at, as `encode` does."""
+def encode_simple(kind: type, values: Sequence[Any]) -> str | None:
+    """Write plain numbers and texts as the fields of a struct. None: something has to be looked at, by `encode`."""
     try:
-        text = _ENCODER.encode(value).decode()
+        text = _ENCODER.encode(kind(*values)).decode()
     except Exception:
         return None
-    return None if "null" in text or "\\u0000" in text or MARK in text else text
+    # A long one may hold a number that has more digits than can be read.
+    return None if len(text) > LONG or "null" in text or "\\u0000" in text or MARK in text else text
 
 
 def _text(value: Any, encoder: msgspec.json.Encoder) -> str:

@@ -70,6 +70,12 @@ class Lease(msgspec.Struct, eq=False):
     over: bool = False  # the handler has ended; what it left behind may still run
     conn: Any = None  # the connection on which it staged its finish
 
+    def __repr__(self) -> str:
+        return f"<lease of job {self.job.id}>"  # what the job is called with may be a secret
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("job", self.job.id)]
+
     @property
     def left(self) -> set[asyncio.Task[Any]]:
         """What the handler started beside itself: a set that is made when it first does, because few do."""

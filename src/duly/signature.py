@@ -1,6 +1,7 @@
 """The arguments of a handler as a payload and back, checked against its annotations.
 
-Compiled once per task. What is written is read back at once: the surest way to know that the worker will be able to.
+Compiled once per task. What is written is read back at once, the surest way to know that the worker will be able to;
+only of plain numbers and texts it is known without.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SignatureCodec:
     def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Write a call's arguments as a JSON object of names to values; wrong ones are refused."""
         if not kwargs and tuple(map(type, args)) == self.simple and self.whole is not None:
-            text = codec.encode_simple(self.whole.type(*args))
+            text = codec.encode_simple(self.whole.type, args)
             if text is not None:
                 return text
         given = self._flat(args, kwargs)
@@ -236,7 +237,7 @@ def _whole(parameters: Sequence[_Parameter]) -> msgspec.json.Decoder[Any] | None
     fields = [(parameter.name, parameter.hint) for parameter in parameters]
     try:
         return codec.decoder_of(msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True))
-    except (TypeError, ValueError):  # a name or a type that stands by itself, but not in a struct
+    except (TypeError, ValueError, RuntimeError):  # a name or a type that stands by itself, but not in a struct
         return None
 
 

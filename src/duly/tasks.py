@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
@@ -115,11 +114,8 @@ class Using:
         return said[0] if said else None
 
 
-class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True, gc=False):
-    """One call of a task, checked and ready to be enqueued with others.
-
-    The collector of cycles passes it by: what was written as JSON holds no call, so none leads through its arguments.
-    """
+class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True):
+    """One call of a task, checked and ready to be enqueued with others."""
 
     task: Task[..., Any, Any]
     payload: str
@@ -128,6 +124,9 @@ class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True, gc=False):
 
     def __repr__(self) -> str:
         return f"<call of {self.task.name}>"  # what it is called with may be a secret
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("task", self.task.name)]
 
 
 class Task(Generic[P, C, R]):
@@ -171,7 +170,7 @@ class Task(Generic[P, C, R]):
         return Call(self, self._payload(args, kwargs), args, kwargs or _NONE_BY_NAME)
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """Add many jobs, a thousand in one commit.
+        """Add many jobs, a thousand in one commit, which goes when the next call has come or there is none.
 
         A key that is taken raises KeyConflict once all the others are enqueued.
         """
@@ -295,16 +294,10 @@ class Task(Generic[P, C, R]):
 
     def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         payload = self.definition.codec.encode_call(args, kwargs)
-        if len(payload) > self._surely_fits:
-            codec.check_size(payload, self.name, limit=self._most_bytes)
+        codec.check_size(payload, self.name, limit=self._most_bytes)
         return payload
 
     @functools.cached_property
-    def _surely_fits(self) -> int:
-        """How many characters a payload may have that need not be measured: each is four bytes at most."""
-        return self._most_bytes // 4
-
-    @property
     def _most_bytes(self) -> int:
         return min(self._app.settings.max_payload, codec.MAX_PAYLOAD)
 
@@ -338,17 +331,20 @@ class Task(Generic[P, C, R]):
         return envelope.child_of(lease.job.envelope, lease.job.id, schema_version=version, **given)
 
     def _chunks(self, calls: Iterable[Call[R]]) -> Iterator[Chunk]:
-        """Cut calls into chunks. One that is full goes when it is known whether there is a next call."""
-        most = CHUNK if self._terms().debounce_ms is None else 1  # of what is debounced, one after the other
+        """Cut calls into chunks. One that is full goes when the next call has come, or there is none."""
+        if self._terms().debounce_ms is not None:  # one after the other
+            for call in self._checked(calls):
+                yield Chunk(self._new_jobs([call]))
+            return
         chunk: list[Call[R]] = []
         try:
             for call in self._checked(calls):
-                if len(chunk) == most:
-                    yield Chunk(self._new_jobs(chunk), is_followed=True)
-                    chunk = []
+                if len(chunk) == CHUNK:
+                    full, chunk = chunk, []  # whatever is raised from here on, it goes once at most
+                    yield Chunk(self._new_jobs(full), is_followed=True)
                 chunk.append(call)
         except Exception:
-            if len(chunk) == most:  # it was full before the next call failed
+            if len(chunk) == CHUNK:  # it was full before the next call failed
                 yield Chunk(self._new_jobs(chunk))
             raise
         if chunk:
@@ -380,7 +376,7 @@ class Task(Generic[P, C, R]):
 
 
 _PLAIN = Envelope()
-_NONE_BY_NAME: Mapping[str, Any] = MappingProxyType({})  # one for all calls, as most have none
+_NONE_BY_NAME: Mapping[str, Any] = {}  # of all calls that have none, as most do
 CHUNK = 1000  # jobs in one commit of an `enqueue_many`
 
 

@@ -21,6 +21,7 @@ from duly.model import Change, Claimed, Envelope, Failure, NewJob, State, Terms
 from duly.store import ops
 from duly.store.ops import Finish, Held, Mark, Op
 from duly.store.sqlite import SQLiteDriver
+from duly.store.sqlite import _as_one_text as as_one_text
 from tests.contract.stores import (
     NOW,
     D1Driver,
@@ -1032,13 +1033,13 @@ def test_b09_jobs_that_run_go_on_while_their_queue_is_paused(store: Store) -> No
     assert written(store, store.succeed(job))
 
 
-def test_j03_jobs_whose_payloads_break_lines_are_claimed_one_by_one(store: Store) -> None:
+def test_j08_jobs_whose_payloads_break_lines_are_answered_each_by_itself(store: Store) -> None:
     payloads = ['{"text":"one\\ntwo"}', '{\n"text":\n"three"\n}', '{"text":"\u2028\u0085,[]"}']
     ids = [store.enqueue(payload=payload)[0] for payload in payloads]
     assert [(job.id, job.payload) for job in store.claim(10)] == list(zip(ids, payloads, strict=True))
 
 
-def test_j03_jobs_that_are_too_long_for_one_text_together_are_claimed_all_the_same(tmp_path: Path) -> None:
+def test_j08_jobs_that_are_too_long_for_one_text_together_are_answered_all_the_same(tmp_path: Path) -> None:
     driver = SQLiteDriver(tmp_path / "jobs.db")
     jobs = [NewJob(new_id(), f'{{"text":"{"x" * 1000}"}}') for _ in range(20)]
     driver.run(ops.enqueue(Terms(task="work"), jobs))
@@ -1049,9 +1050,26 @@ def test_j03_jobs_that_are_too_long_for_one_text_together_are_claimed_all_the_sa
     assert [(job.id, job.payload) for job in claimed] == [(job.id, job.payload) for job in jobs]
 
 
+def test_j08_jobs_that_together_are_long_are_fetched_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.store.sqlite.LONGEST_TEXT", 9_000)
+    as_one_text.cache_clear()
+    fetched, jobs = fetched_by_a_claim(tmp_path, 20, "x" * 1000)
+    as_one_text.cache_clear()
+    assert fetched == [0, 0, 20]
+    assert jobs == 20
+
+
 def test_a_claim_on_sqlite_fetches_one_row_however_many_jobs_it_takes(tmp_path: Path) -> None:
-    driver = SQLiteDriver(tmp_path / "jobs.db")
-    jobs = [NewJob(new_id(), '{"n":1}') for _ in range(20)]
+    assert fetched_by_a_claim(tmp_path, 20, "x") == ([0, 1], 20)
+    assert fetched_by_a_claim(tmp_path, 0, "x") == ([0, 1], 0)
+
+
+def fetched_by_a_claim(folder: Path, count: int, text: str) -> tuple[list[int], int]:
+    """Claim jobs with such a text in them; tells how many rows each statement gave, and how many jobs came of it."""
+    driver = SQLiteDriver(folder / "jobs.db")
+    jobs = [NewJob(new_id(), f'{{"text":"{text}"}}') for _ in range(count)]
     driver.run(ops.enqueue(Terms(task="work"), jobs))
     conn, fetched = driver.connect(), []
 
@@ -1064,11 +1082,9 @@ def test_a_claim_on_sqlite_fetches_one_row_however_many_jobs_it_takes(tmp_path: 
             fetched.append(len(self._rows))
             return self._rows
 
-    op = ops.claim("default", limit=20, token=new_token(), worker="w1")
+    op = ops.claim("default", limit=count or 1, token=new_token(), worker="w1")
     claimed = op.read(driver.run_on(cast("sqlite3.Connection", Counting()), op))
-    none = driver.run_on(conn, ops.claim("default", limit=20, token=new_token(), worker="w1"))
     conn.close()
     driver.close()
     assert [job.id for job in claimed] == [job.id for job in jobs]
-    assert fetched == [0, 1]
-    assert none == []
+    return fetched, len(claimed)

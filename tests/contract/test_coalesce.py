@@ -266,13 +266,13 @@ def test_k09_who_is_interrupted_while_he_waits_hands_on_what_he_was_to_lead():
         lost=lambda op, error: AnswerLost(op.name),
         start=lambda work: work(),
     )
-    first: Future[Any] = Future()
+    first = gather.Answer()
     gathering._led = True
     gathering._waiting.append(gather.Waiting(plain(), first))
     gathering._hand_on()
     assert first.result() is gather.Word.LEAD
     gathering._leave(first)
-    second: Future[Any] = Future()
+    second = gather.Answer()
     gathering._waiting.append(gather.Waiting(plain(), second))
     gathering._leave(second)
     assert not gathering._waiting

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +26,11 @@ def numbered(app: Duly) -> Task[..., Any, Any]:
     async def work(n: int) -> None: ...
 
     return work
+
+
+def numbered_calls(app: Duly, count: int) -> Iterator[Call[Any]]:
+    work = app.tasks["work"]
+    return (work.call(number) for number in range(count))
 
 
 def test_the_next_thousand_is_made_while_one_is_on_its_way(app: Duly) -> None:
@@ -173,6 +182,67 @@ def test_a_thousand_after_which_nothing_follows_is_written_by_who_enqueues(app: 
     work.enqueue_many(work.call(number) for number in range(2 * CHUNK))
     app.driver.run = run  # type: ignore[method-assign]
     assert [thread is threading.current_thread() for thread in threads] == [True, False, True]
+
+
+def test_a_chunk_goes_once_whatever_is_raised_as_it_goes(app: Duly) -> None:
+    chunks = numbered(app)._chunks(numbered_calls(app, CHUNK + 1))
+    assert len(next(iter(chunks)).jobs) == CHUNK
+    with pytest.raises(TimeoutError):
+        chunks.throw(TimeoutError())  # of a signal, say
+
+
+def test_a_key_that_cannot_be_made_is_asked_for_once_and_nothing_is_enqueued(app: Duly) -> None:
+    asked: list[int] = []
+
+    def fails_once(n: int) -> str:
+        asked.append(n)
+        if asked == list(range(501)):
+            raise LookupError
+        return str(n)
+
+    @app.task(key=fails_once)
+    def work(n: int) -> None: ...
+
+    with pytest.raises(LookupError):
+        work.enqueue_many(work.call(n) for n in range(CHUNK + 1))
+    assert len(asked) == 501
+    assert app.list() == []
+
+
+def test_what_is_debounced_goes_at_once_and_by_who_enqueues(app: Duly) -> None:
+    work, there = numbered(app), []
+
+    def calls() -> Iterator[Call[Any]]:
+        for number in range(3):
+            yield work.call(number)
+            there.append(app.list(limit=1)[0].payload)
+
+    work.using(debounce="1h", key="k").enqueue_many(calls())
+    assert there == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_a_call_and_a_handle_can_be_collected_with_what_leads_back_to_them(tmp_path: Path) -> None:
+    def made() -> weakref.ref[Duly]:
+        app = Duly(tmp_path / "jobs.db")
+
+        @app.task
+        def work(n: int) -> Any:
+            return job, calls
+
+        job, calls = work.enqueue(1), [work.call(1)]
+        app.close()
+        return weakref.ref(app)
+
+    seen = made()
+    gc.collect()
+    assert seen() is None
+
+
+def test_calls_can_be_made_in_another_process(app: Duly) -> None:
+    work = numbered(app)
+    for call in (work.call(1), work.call(n=1)):
+        twin = copy.deepcopy(call)
+        assert (twin.payload, twin.args, twin.kwargs) == (call.payload, call.args, call.kwargs)
 
 
 @pytest.mark.parametrize("beyond", [0, 3])

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from duly import Ctx, Duly, SyncCtx, backoff
+from duly.context import current
 from duly.errors import ConfigError, LeaseLost, StoreUnavailable
 from duly.model import State
 from duly.store import ops
@@ -41,6 +42,21 @@ def test_a_handler_knows_its_job(app: Duly) -> None:
     assert seen[0] == (job.id, "look", "mail", 1, 3, 0, False)
     assert seen[1][:2] == ("s", job.id)
     assert round(seen[1][2].timestamp() * 1000) == due_at
+
+
+def test_nothing_that_is_shown_of_a_lease_or_a_call_tells_what_the_job_is_called_with(app: Duly) -> None:
+    seen: list[Any] = []
+
+    @app.task
+    def look(password: str) -> None:
+        seen.append(current.get())
+
+    seen.append(look.call("hunter2"))
+    look.enqueue("hunter2")
+    work(app)
+    assert len(seen) == 2
+    for one in seen:
+        assert "hunter2" not in f"{one!r} {one.__rich_repr__()}"
 
 
 # How far it is, and that it lives (J21)

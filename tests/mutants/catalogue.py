@@ -18,8 +18,8 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "src/duly/tasks.py",
-        "class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True, gc=False):",
-        "class Call(msgspec.Struct, Generic[R_co], eq=False, gc=False):",
+        "class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True):",
+        "class Call(msgspec.Struct, Generic[R_co], eq=False):",
         "tests/engine/test_enqueue.py -k stays_as_it_was_checked",
     ),
     Mutant(
@@ -486,13 +486,13 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "        with suppress(sqlite3.DataError):  # which together are too long for one\n",
-        "        if True:\n",
+        "            with suppress(sqlite3.DataError):  # they are longer than SQLite's longest text\n",
+        "            if True:\n",
         "tests/contract/test_claim.py -k too_long_for_one_text",
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "if sql.startswith(A_TEXT_A_JOB) and",
+        "if section in A_TEXT_A_JOB and",
         "if False and",
         "tests/contract/test_claim.py -k fetches_one_row",
     ),
@@ -504,14 +504,26 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/context.py",
+        'return f"<lease of job {self.job.id}>"',
+        'return f"<lease of job {self.job}>"',
+        "tests/engine/test_context.py -k nothing_that_is_shown",
+    ),
+    Mutant(
+        "src/duly/tasks.py",
+        'return [("task", self.task.name)]',
+        'return [("task", self.payload)]',
+        "tests/engine/test_context.py -k nothing_that_is_shown",
+    ),
+    Mutant(
+        "src/duly/context.py",
         "        if self.on_beat is not None:\n            self.on_beat()\n",
         "",
         "tests/engine/crash/test_children.py",
     ),
     Mutant(
         "src/duly/codec.py",
-        'return None if "null" in text or ',
-        "return None if ",
+        'return None if len(text) > LONG or "null" in text or ',
+        "return None if len(text) > LONG or ",
         "tests/rules/test_codec.py -k plain_numbers",
     ),
     Mutant(
@@ -525,6 +537,37 @@ MUTANTS = [
         " in text or MARK in text else text",
         " in text else text",
         "tests/rules/test_codec.py -k plain_numbers",
+    ),
+    Mutant(
+        "src/duly/codec.py",
+        "return None if len(text) > LONG or ",
+        "return None if ",
+        "tests/rules/test_codec.py -k plain_numbers",
+    ),
+    Mutant(
+        "src/duly/tasks.py",
+        "                    full, chunk = chunk, []  # whatever is raised from here on, it goes once at most\n"
+        "                    yield Chunk(self._new_jobs(full), is_followed=True)\n",
+        "                    yield Chunk(self._new_jobs(chunk), is_followed=True)\n                    chunk = []\n",
+        "tests/engine/test_bulk.py -k 'goes_once or asked_for_once'",
+    ),
+    Mutant(
+        "src/duly/tasks.py",
+        "        if self._terms().debounce_ms is not None:  # one after the other\n",
+        "        if False:\n",
+        "tests/engine/test_bulk.py -k debounced_goes_at_once",
+    ),
+    Mutant(
+        "src/duly/tasks.py",
+        "class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True):",
+        "class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True, gc=False):",
+        "tests/engine/test_bulk.py -k can_be_collected",
+    ),
+    Mutant(
+        "src/duly/store/sqlite.py",
+        '        f"where coalesce(length(cast(texts as blob)), 0) <= {LONGEST_TEXT}"\n',
+        "",
+        "tests/contract/test_claim.py -k together_are_long",
     ),
     Mutant(
         "src/duly/signature.py",
@@ -546,7 +589,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/tasks.py",
-        "            if len(chunk) == most:  # it was full before the next call failed\n"
+        "            if len(chunk) == CHUNK:  # it was full before the next call failed\n"
         "                yield Chunk(self._new_jobs(chunk))\n",
         "",
         "tests/engine/test_bulk.py -k was_full",

@@ -257,6 +257,7 @@ PLAIN = (st.integers(-(2**70), 2**70), ANY_TEXT, st.booleans(), st.floats())
 @example((1, "", True, float("nan")))
 @example((2**64, "", True, 0.5))
 @example((True, "", 1, 1))
+@example((-(10**4299), "", True, 0.5))  # of which no worker can read as many digits
 def test_j03_a_call_of_plain_numbers_and_texts_is_written_as_every_other(args):
     codec_of = signature.signature_codec(plainly)
     # By name they take the long way, on which what is written is read back.
@@ -395,6 +396,15 @@ def test_j03_a_value_is_never_quoted_in_a_refusal():
     with pytest.raises(BadArguments) as refused:
         SEND.encode_call(("geheim", "geheim"), {})
     assert "geheim" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["__post_init__", "__x", "self", "type", "_"])
+def test_a_parameter_may_have_any_name(name):
+    defined: dict[str, Any] = {}
+    exec(f"def handler({name}: int) -> None: ...", defined)
+    codec_of = signature.signature_codec(defined["handler"])
+    assert codec_of.encode_call((5,), {}) == f'{{"{name}":5}}'
+    assert codec_of.decode_call(f'{{"{name}":5}}') == ([], {name: 5})
 
 
 def test_the_context_parameter_is_left_out_and_never_resolved():

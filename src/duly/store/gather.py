@@ -11,7 +11,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -33,13 +32,42 @@ class Word(Enum):
 Outcome: TypeAlias = Rows | BaseException | Word
 
 
+class Answer:
+    """What a thread waits for. One lock, where a future of Python's has two and a line of those who wait."""
+
+    __slots__ = ("_lock", "_outcome")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._outcome: Outcome = ()
+
+    def result(self) -> Outcome:
+        """Wait for the answer and give it."""
+        with self._lock:
+            return self._outcome
+
+    def set_result(self, outcome: Outcome) -> None:
+        """Answer, once."""
+        self._outcome = outcome
+        self._lock.release()
+
+    def done(self) -> bool:
+        """Say whether it was answered."""
+        return not self._lock.locked()
+
+    def cancelled(self) -> bool:
+        """Say that a thread goes on waiting; one that is interrupted takes its operation back."""
+        return False
+
+
 @dataclass(eq=False, slots=True)
 class Waiting:
     """An operation that somebody waits for."""
 
     op: Op[Any]
-    # A coroutine waits on its loop, a thread on a future of its own.
-    future: asyncio.Future[Outcome] | Future[Outcome]
+    # A coroutine waits on its loop, a thread by itself.
+    future: asyncio.Future[Outcome] | Answer
     loop: asyncio.AbstractEventLoop | None = None
 
 
@@ -68,7 +96,7 @@ class Gathering:
     def run(self, op: Op[Any]) -> Outcome:
         """Have `op` committed, with others perhaps; the answer is never LEAD."""
         with self._lock:
-            future: Future[Outcome] | None = Future() if self._led else None
+            future = Answer() if self._led else None
             self._led = True
             if future is not None:
                 self._waiting.append(Waiting(op, future))
@@ -152,7 +180,7 @@ class Gathering:
                     self._start(self._serve_all)
                     self._led = True
 
-    def _leave(self, future: Future[Outcome]) -> None:
+    def _leave(self, future: Answer) -> None:
         with self._lock:
             for waiting in self._waiting:
                 if waiting.future is future:

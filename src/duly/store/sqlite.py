@@ -24,8 +24,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from duly.errors import (
 )
 from duly.store import examine, migrate, statements, wal
 from duly.store.driver import About, Driver, Finding, Hook, Point
-from duly.store.gather import Outcome, Waiting, answer, joined, rows_of
+from duly.store.gather import Answer, Outcome, Waiting, answer, joined, rows_of
 from duly.store.inotify import FileWatch
 from duly.store.ops import Op, Rows
 
@@ -65,8 +66,9 @@ FORGET_OURS = "delete from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly
 OTHER_LIBRARIES = ("apsw", "pysqlite3", "sqlcipher3", "pysqlcipher3", "libsql", "libsql_experimental", "turso")
 # Writes a page and changes nothing.
 BEGIN_ANEW = "reindex duly_meta"
-# How a statement begins that gives one JSON text a job, which has no line breaks.
-A_TEXT_A_JOB = "select json_array("
+# What these select is one JSON text a job, without line breaks and in any order.
+A_TEXT_A_JOB = frozenset({"claim", "claim_marked"})
+LONGEST_TEXT = 4_000_000  # bytes of jobs that are fetched as one: while they are read, nobody else can do anything
 SYNCHRONOUS = {0: "off", 1: "normal", 2: "full", 3: "full"}
 
 # Connections that a forked child inherited. They belong to the parent: using or closing one here would drop its locks.
@@ -118,7 +120,7 @@ class SQLiteDriver(Driver):
             return self._read(op)
         outcome = self._open().lead(op)
         if outcome is None:
-            future: Future[Outcome] = Future()
+            future = Answer()
             self._submit(Waiting(op, future))
             outcome = future.result()
         return rows_of(outcome)
@@ -320,23 +322,30 @@ class SQLiteDriver(Driver):
             for number, statement in enumerate(statements.spell("sqlite", section, "named")):
                 if hook is not None:
                     hook(Point("before", op.name, section, number))
-                rows += _fetched(conn, statement.sql, op.params)
+                rows += self._fetched(conn, section, statement.sql, op.params)
                 if hook is not None:
                     hook(Point("after", op.name, section, number))
         return rows
 
+    def _fetched(self, conn: sqlite3.Connection, section: str, sql: str, params: Mapping[str, Any]) -> Rows:
+        """Run a statement and fetch its rows; the jobs of a claim as one text, unless that would be long.
 
-def _fetched(conn: sqlite3.Connection, sql: str, params: Mapping[str, Any]) -> Rows:
-    """Run a statement and fetch its rows; jobs of a claim as one text.
+        For each row, Python lets go of the interpreter and then waits for the event loop to have it back.
+        """
+        if section in A_TEXT_A_JOB and sql.startswith("select"):
+            with suppress(sqlite3.DataError):  # they are longer than SQLite's longest text
+                for (texts,) in conn.execute(_as_one_text(sql), params).fetchall():
+                    return [] if texts is None else [(text,) for text in texts.split("\n")]
+        return conn.execute(sql, params).fetchall()
 
-    For each row that is fetched, Python lets go of the interpreter and then waits for the event loop to have it back.
-    """
-    if sql.startswith(A_TEXT_A_JOB) and "order by" not in sql:
-        with suppress(sqlite3.DataError):  # which together are too long for one
-            joined_up = f"select group_concat(job, char(10)) from ({sql})"  # noqa: S608 (ours)
-            [[texts]] = conn.execute(joined_up, params).fetchall()
-            return [] if texts is None else [(text,) for text in texts.split("\n")]
-    return conn.execute(sql, params).fetchall()
+
+@cache
+def _as_one_text(sql: str) -> str:
+    """Have a statement give one row with a line for each job, or none if that would be long."""
+    return (
+        f"select texts from (select group_concat(job, char(10)) as texts from ({sql})) "  # noqa: S608 (ours)
+        f"where coalesce(length(cast(texts as blob)), 0) <= {LONGEST_TEXT}"
+    )
 
 
 class _Writer:
