@@ -90,7 +90,7 @@ class Lease(msgspec.Struct, eq=False):
 
     def beat(self) -> None:
         """Note that the handler is alive."""
-        self.beat_at = time.monotonic()
+        self.beat_at, self.stalled = time.monotonic(), False
         if self.on_beat is not None:
             self.on_beat()
 
@@ -240,7 +240,6 @@ class _Context:
     def _heartbeat(self) -> Op[bool] | None:
         if self._lease is not None:
             self._lease.beat()
-            self._lease.stalled = False
         return self._op(ops.heartbeat)
 
     def _op(self, make: Any) -> Op[bool] | None:

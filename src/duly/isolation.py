@@ -112,7 +112,7 @@ class Child:
             if isinstance(said, Answer):
                 self.answered = True
             else:
-                lease.beat_at, lease.stalled = time.monotonic(), False
+                lease.beat()
         lease.staged = said.staged
         return said.outcome
 

@@ -129,6 +129,13 @@ class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True):
         return [("task", self.task.name)]
 
 
+class Chunk(NamedTuple):
+    """Jobs that are added by one commit, and whether there will be more, which can be made meanwhile."""
+
+    jobs: list[NewJob]
+    is_followed: bool = False
+
+
 class Task(Generic[P, C, R]):
     """A function that can be enqueued."""
 
@@ -378,15 +385,6 @@ class Task(Generic[P, C, R]):
 _PLAIN = Envelope()
 _NONE_BY_NAME: Mapping[str, Any] = {}  # of all calls that have none, as most do
 CHUNK = 1000  # jobs in one commit of an `enqueue_many`
-
-
-class Chunk(NamedTuple):
-    """Jobs that are added by one commit, and whether there will be more, which can be made meanwhile."""
-
-    jobs: list[NewJob]
-    is_followed: bool = False
-
-
 _HIGHEST = 2**31 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -28,11 +28,6 @@ def numbered(app: Duly) -> Task[..., Any, Any]:
     return work
 
 
-def numbered_calls(app: Duly, count: int) -> Iterator[Call[Any]]:
-    work = app.tasks["work"]
-    return (work.call(number) for number in range(count))
-
-
 def test_the_next_thousand_is_made_while_one_is_on_its_way(app: Duly) -> None:
     work, run, made = numbered(app), app.driver.run, threading.Event()
 
@@ -185,8 +180,9 @@ def test_a_thousand_after_which_nothing_follows_is_written_by_who_enqueues(app: 
 
 
 def test_a_chunk_goes_once_whatever_is_raised_as_it_goes(app: Duly) -> None:
-    chunks = numbered(app)._chunks(numbered_calls(app, CHUNK + 1))
-    assert len(next(iter(chunks)).jobs) == CHUNK
+    work = numbered(app)
+    chunks: Any = work._chunks(work.call(number) for number in range(CHUNK + 1))
+    assert len(next(chunks).jobs) == CHUNK
     with pytest.raises(TimeoutError):
         chunks.throw(TimeoutError())  # of a signal, say
 
@@ -209,7 +205,7 @@ def test_a_key_that_cannot_be_made_is_asked_for_once_and_nothing_is_enqueued(app
     assert app.list() == []
 
 
-def test_what_is_debounced_goes_at_once_and_by_who_enqueues(app: Duly) -> None:
+def test_what_is_debounced_goes_at_once(app: Duly) -> None:
     work, there = numbered(app), []
 
     def calls() -> Iterator[Call[Any]]:
@@ -238,7 +234,7 @@ def test_a_call_and_a_handle_can_be_collected_with_what_leads_back_to_them(tmp_p
     assert seen() is None
 
 
-def test_calls_can_be_made_in_another_process(app: Duly) -> None:
+def test_a_call_can_be_copied(app: Duly) -> None:
     work = numbered(app)
     for call in (work.call(1), work.call(n=1)):
         twin = copy.deepcopy(call)

@@ -486,8 +486,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sqlite.py",
-        "            with suppress(sqlite3.DataError):  # they are longer than SQLite's longest text\n",
-        "            if True:\n",
+        "        with suppress(sqlite3.DataError):  # they are longer than SQLite's longest text\n",
+        "        if True:\n",
         "tests/contract/test_claim.py -k too_long_for_one_text",
     ),
     Mutant(

@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -322,24 +321,24 @@ class SQLiteDriver(Driver):
             for number, statement in enumerate(statements.spell("sqlite", section, "named")):
                 if hook is not None:
                     hook(Point("before", op.name, section, number))
-                rows += self._fetched(conn, section, statement.sql, op.params)
+                rows += _fetched(conn, section, statement.sql, op.params)
                 if hook is not None:
                     hook(Point("after", op.name, section, number))
         return rows
 
-    def _fetched(self, conn: sqlite3.Connection, section: str, sql: str, params: Mapping[str, Any]) -> Rows:
-        """Run a statement and fetch its rows; the jobs of a claim as one text, unless that would be long.
 
-        For each row, Python lets go of the interpreter and then waits for the event loop to have it back.
-        """
-        if section in A_TEXT_A_JOB and sql.startswith("select"):
-            with suppress(sqlite3.DataError):  # they are longer than SQLite's longest text
-                for (texts,) in conn.execute(_as_one_text(sql), params).fetchall():
-                    return [] if texts is None else [(text,) for text in texts.split("\n")]
-        return conn.execute(sql, params).fetchall()
+def _fetched(conn: sqlite3.Connection, section: str, sql: str, params: Mapping[str, Any]) -> Rows:
+    """Run a statement and fetch its rows; the jobs of a claim as one text, unless that would be long.
+
+    For each row, Python lets go of the interpreter and then waits for the event loop to have it back.
+    """
+    if section in A_TEXT_A_JOB and sql.startswith("select"):
+        with suppress(sqlite3.DataError):  # they are longer than SQLite's longest text
+            for (texts,) in conn.execute(_as_one_text(sql), params).fetchall():
+                return [] if texts is None else [(text,) for text in texts.split("\n")]
+    return conn.execute(sql, params).fetchall()
 
 
-@cache
 def _as_one_text(sql: str) -> str:
     """Have a statement give one row with a line for each job, or none if that would be long."""
     return (
