@@ -507,15 +507,16 @@ class Worker:
         if sends or self._done() or self._claiming.may_claim_more():
             return
         idle = self._claiming.has_room()
-        if idle and not self._armed:
+        if idle and not (self._armed and self._due_known):
             await asyncio.sleep(0)  # what was claimed begins before we start a thread
+        if idle and not self._armed:
             await self._in_thread(self._arm)
             return  # and look once more, now that a change would be told
         if idle and not self._due_known:
             await self._look_ahead()
         await self._sleep(self._how_long())
-        if idle and not self._armed:
-            self._arm()  # before the next claim, so that nothing falls in between
+        if idle and not (self._armed or self._watch.calls_once):
+            self._arm()  # which costs nothing, and spares us the look once more
 
     def _arm(self) -> None:
         """Have the next change told; some are told only once."""

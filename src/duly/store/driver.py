@@ -71,6 +71,8 @@ class Watch:
     has to poll. Neither arming an armed one nor a disarmed one costs anything.
     """
 
+    calls_once = False  # after a call it hears nothing of other processes until it is armed again
+
     def __init__(self, driver: Driver, on_change: Callable[[], None]) -> None:
         self._driver = driver
         self._on_change = on_change

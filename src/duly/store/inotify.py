@@ -23,6 +23,7 @@ from duly.store.driver import Driver, Pace, Watch
 IN_MODIFY, IN_ONESHOT = 0x2, 0x80000000
 # From the write to the commit lies the sync of the disk. After `GIVE_UP` the call is made anyhow.
 SPIN, SPIN_FOR, SLOWEST, GIVE_UP = 0.0002, 0.005, 0.02, 1.0
+SELECTABLE = 0.001  # the shortest time that Python waits for with epoll
 BLIND_FIRST, BLIND_SLOWEST, BLIND_GROWTH = 0.001, 0.05, 1.25
 
 
@@ -41,6 +42,8 @@ class Sight(Protocol):
 
 class FileWatch(Watch):
     """Calls back once after each arming, when another connection has committed."""
+
+    calls_once = True  # armed while we claim, it would hear that
 
     def __init__(
         self,
@@ -121,6 +124,8 @@ class FileWatch(Watch):
 
     def _await_change(self, told: bool, thread: _Thread) -> None:
         """Wait for the commit that follows a write, or for any while nothing tells of writes; then call back."""
+        if not self._armed:  # a write like those that we were called for
+            return
         thread.stopping.wait(self._pace.pause())
         began, pause = time.monotonic(), SPIN if told else BLIND_FIRST
         while not thread.stopping.is_set():
@@ -173,6 +178,9 @@ class _Thread:
 
     def hears_within(self, seconds: float) -> bool:
         """Wait so long, or until somebody writes; tells which."""
+        if seconds < SELECTABLE:  # a selector would wait for as long as that
+            time.sleep(seconds)
+            seconds = 0
         heard = any(key.fileobj != self._bell for key, _ in self._selector.select(seconds))
         self._drain()
         return heard
