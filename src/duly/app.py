@@ -653,12 +653,9 @@ class Duly:
 
     def run(self, **options: Unpack[WorkerOptions]) -> None:
         """Work in this process until SIGTERM or Ctrl-C, or with `drain=True` until nothing is due any more."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run(self.worker(**options).run())
-        else:
+        if asyncio._get_running_loop() is not None:
             raise ConfigError("app.run() starts an event loop, and one runs here already: await app.arun() instead")
+        asyncio.run(self.worker(**options).run())
 
     async def arun(self, **options: Unpack[WorkerOptions]) -> None:
         """Work in this event loop until cancelled, or with `drain=True` until nothing is due any more."""

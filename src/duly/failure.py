@@ -17,13 +17,16 @@ MAX_TRACEBACK = 32 * 1024
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
-def describe(error: BaseException) -> Failure:
-    """Put an exception into texts that can be stored, whatever it does when asked for them."""
+def describe(error: BaseException, *, called_by: str = "") -> Failure:
+    """Put an exception into texts that can be stored, whatever it does when asked for them.
+
+    The traceback begins below the file that called what failed: its lines tell nobody anything.
+    """
     kind = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__"):
         kind = f"{type(error).__module__}.{kind}"
     message = _said(lambda: str(error)) or ""
-    return Failure(kind, _fit(message, MAX_MESSAGE), _fit(_traceback(error), MAX_TRACEBACK))
+    return Failure(kind, _fit(message, MAX_MESSAGE), _fit(_traceback(error, called_by), MAX_TRACEBACK))
 
 
 def _said(say: Callable[[], str]) -> str:
@@ -34,12 +37,15 @@ def _said(say: Callable[[], str]) -> str:
         return f"<no text: asking for it raised {type(error).__name__}>"
 
 
-def _traceback(error: BaseException) -> str:
+def _traceback(error: BaseException, called_by: str) -> str:
     """Format the traceback with its causes, or without them when that fails."""
+    begin = error.__traceback__
+    while begin is not None and begin.tb_next is not None and begin.tb_frame.f_code.co_filename == called_by:
+        begin = begin.tb_next
     try:
-        return "".join(traceback.format_exception(error))
+        return "".join(traceback.format_exception(type(error), error, begin))
     except Exception:
-        return _said(lambda: "".join(traceback.format_tb(error.__traceback__)))
+        return _said(lambda: "".join(traceback.format_tb(begin)))
 
 
 def _fit(text: str, limit_bytes: int) -> str:

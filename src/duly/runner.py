@@ -224,7 +224,7 @@ def _failed(lease: Lease, error: BaseException) -> Failed:
     except Exception as failed:
         log.exception("retry_on.failed", extra={"task": lease.job.task, "error": str(failed)})
         retry = True
-    return Failed(describe(error), retry=retry)
+    return Failed(describe(error, called_by=__file__), retry=retry)
 
 
 def _signalled(signal: Signal) -> Outcome:
@@ -234,7 +234,7 @@ def _signalled(signal: Signal) -> Outcome:
         case Cancel():
             return Cancelled(signal.reason)
         case Retry():
-            cause = describe(signal.__cause__ or signal)
+            cause = describe(signal.__cause__ or signal, called_by=__file__)
             return Failed(cause, after_ms=signal.after_ms, reason=signal.reason)
     return Failed(describe(signal))
 

@@ -436,6 +436,29 @@ def test_j09_what_else_a_callers_connection_writes_does_not_count_as_an_end(tmp_
     store.close()
 
 
+@pytest.mark.parametrize("kind", ["keyed", "batched"])
+def test_k08_a_job_with_a_key_or_in_a_batch_is_finished_on_a_callers_connection(tmp_path: Path, kind: str) -> None:
+    store = SQLiteStore(tmp_path / "duly.db")
+    if kind == "keyed":
+        job_id = store.enqueue_key("one").id
+    else:
+        batch_id = new_id()
+        store.query("insert into duly_batch (id, name, created_at, open) values (?, 'b', ?, 1)", batch_id, store.now)
+        [job_id] = store.enqueue(batch_id=batch_id)
+    [job] = store.claim(1)
+    conn = sqlite3.connect(store.path, isolation_level=None)
+    conn.execute("begin immediate")
+    SyncCtx(Lease(job, cast("Any", None), store.driver, "duly", 0.0)).commit(conn, result=7)
+    conn.execute("commit")
+    conn.close()
+    assert store.query("select id, state, result from duly_done") == [(job_id, "succeeded", "7")]
+    if kind == "keyed":
+        assert store.query("select state, result from duly_key") == [("succeeded", "7")]
+    else:
+        assert store.query("select open, succeeded from duly_batch") == [(0, 1)]
+    store.close()
+
+
 @contextmanager
 def sqlite3_idle(path: str) -> Iterator[Caller]:
     conn = sqlite3.connect(path, isolation_level=None)

@@ -350,6 +350,28 @@ def test_j09_a_stale_token_ends_no_job_whatever_that_would_leave_behind(store, k
     assert (store.get(ids[1]) is None) == (keep_ms == 0)
 
 
+@pytest.mark.parametrize("way", ["plain", "keyed", "batched"])
+def test_j09_of_ends_that_are_counted_only_the_one_that_lost_its_lease_is_lost(store, way):
+    if way == "keyed":
+        ids = [store.enqueue_key(key).id for key in ("one", "two", "three")]
+    elif way == "batched":
+        batch_id = new_id()
+        store.query("insert into duly_batch (id, name, created_at, open) values (?, 'b', ?, 3)", batch_id, store.now)
+        ids = store.enqueue(3, batch_id=batch_id)
+    else:
+        ids = store.enqueue(3)
+    stale, *others = store.claim(3)
+    store.now += 31_000
+    [seen, *_] = store.run(ops.expired_leases(now=store.now))
+    assert seen.id == stale.id == ids[0]
+    store.run(ops.rescue([seen], now=store.now))
+    verdicts = store.run(ops.finish([Finish(job, DONE) for job in (stale, *others)], now=store.now))
+    assert verdicts == {ids[0]: "lost", ids[1]: "already", ids[2]: "already"}
+    assert [store.state(job_id) for job_id in ids] == ["ready", "succeeded", "succeeded"]
+    if way == "batched":
+        assert store.query("select open, succeeded from duly_batch") == [(1, 2)]
+
+
 def test_j09_one_job_named_twice_is_finished_once(store):
     ids = store.enqueue(3)
     first, second, third = store.claim(3)

@@ -325,6 +325,27 @@ def test_a_callback_may_close_its_own_watch(shared):
 # SQLite
 
 
+def test_a_commit_that_comes_while_a_file_is_being_armed_is_not_missed(file, monkeypatch):
+    called = Called()
+    watch = file.driver.watch(called)
+    with other(address(file)) as process:
+        called.armed(watch)
+        process.enqueue()  # it is open and has been told of writes
+        assert called.soon()
+        look, pending = type(watch._sight).version, [process.enqueue]
+
+        def look_before_another_commits(sight: Any) -> Any:
+            seen = look(sight)
+            while pending:
+                pending.pop()()
+            return seen
+
+        monkeypatch.setattr(type(watch._sight), "version", look_before_another_commits)
+        called.armed(watch)
+        assert called.soon()
+    watch.close()
+
+
 def test_a_file_that_was_replaced_is_watched_in_its_new_form(file):
     called = Called()
     watch = file.driver.watch(called)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import threading
 from typing import Any
 
 import pytest
 
-from duly import Duly
+from duly import Duly, Retry
 from duly.errors import JobNotFound, NotReplayable, TransitionRefused
 from duly.model import QueueFigure, State
 from duly.store import ops
@@ -46,6 +47,33 @@ def test_a_job_that_was_put_off_runs_now_under_its_own_id(app: Duly, double: Any
     assert job.result(timeout=5) == 8
     (event,) = [event for event in app.driver.run(ops.events(job_id=job.id)) if event.name == "job.retried"]
     assert (event.by, event.why) == ("ann", "in a hurry")
+
+
+def fail(words: str) -> None:
+    raise ValueError(words)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "retry"])
+def test_r04_a_traceback_begins_at_the_handler_and_tells_of_nothing_else(app: Duly, kind: str) -> None:
+    def at_once() -> None:
+        fail("oh")
+
+    async def later() -> None:
+        fail("oh")
+
+    def again() -> None:
+        try:
+            fail("oh")
+        except ValueError as error:
+            raise Retry from error
+
+    handler: Any = {"sync": at_once, "async": later, "retry": again}[kind]
+    job = app.task(name="failing", max_attempts=1)(handler).enqueue()
+    app.run(drain=True)
+    [attempt] = app.driver.run(ops.attempts(job.id))
+    assert attempt.traceback is not None
+    files = re.findall(r'File "(.*)", line \d+, in (.*)', attempt.traceback)
+    assert files == [(__file__, handler.__qualname__.rpartition(".")[2]), (__file__, "fail")]
 
 
 def test_a_job_that_is_ready_is_left_as_it_is(app: Duly, double: Any, retry: Any) -> None:

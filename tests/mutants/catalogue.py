@@ -2875,9 +2875,45 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        '("plain_held", plain) if borrowed else (plain, "plain_written")',
-        '(plain, "plain_written")',
+        '("plain_held", plain) if borrowed else (plain, "ends_written")',
+        '(plain, "ends_written")',
         "tests/contract/test_caller.py -k what_else",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        " or (borrowed and way is not _PLAIN)",
+        "",
+        "tests/contract/test_caller.py -k a_job_with_a_key_or_in_a_batch",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "    by_token = chain.from_iterable(ends.values() for ends in short.values())\n",
+        "    by_token = list(short.get(_PLAIN, {}).values())\n",
+        "tests/contract/test_hazards.py -k stale_token_ends",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "    if sum(row[0] for row in rows if isinstance(row[0], int)) != len(recorded):\n        recorded = {}\n",
+        "",
+        "tests/contract/test_hazards.py -k ends_that_are_counted",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "follow=lambda last: _settle(left, last))",
+        "follow=None)",
+        "tests/contract/test_debounce.py -k whichever_answer",
+    ),
+    Mutant(
+        "src/duly/store/inotify.py",
+        "        with self._lock:  # who is arming gets to its end\n            if not self._armed:",
+        "        if True:\n            if not self._armed:",
+        "tests/contract/test_wake.py -k being_armed",
+    ),
+    Mutant(
+        "src/duly/failure.py",
+        "        begin = begin.tb_next\n",
+        "        break\n",
+        "tests/engine/test_retrying.py -k traceback_begins",
     ),
     Mutant(
         "src/duly/tasks.py",

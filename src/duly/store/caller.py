@@ -44,7 +44,7 @@ def run(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         )
     borrowed = borrow(conn)
     rows: list[Any] = []
-    assert "plain_written" not in op.sections, "on this connection somebody else may have written last"
+    assert "ends_written" not in op.sections, "on this connection somebody else may have written last"
     with _explained(), borrowed.whole() if op.writes else nullcontext():
         for section in op.sections:
             for statement in spell(borrowed.dialect, section, borrowed.style, schema):
@@ -64,7 +64,7 @@ async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         conn = await conn.connection()
     borrowed = borrow(conn)
     rows: list[Any] = []
-    assert "plain_written" not in op.sections, "on this connection somebody else may have written last"
+    assert "ends_written" not in op.sections, "on this connection somebody else may have written last"
     with _explained():
         async with borrowed.whole() if op.writes else nullcontext():
             for section in op.sections:

@@ -124,8 +124,9 @@ class FileWatch(Watch):
 
     def _await_change(self, told: bool, thread: _Thread) -> None:
         """Wait for the commit that follows a write, or for any while nothing tells of writes; then call back."""
-        if not self._armed:  # a write like those that we were called for
-            return
+        with self._lock:  # who is arming gets to its end
+            if not self._armed:  # it was a write like the one that we have called for
+                return
         thread.stopping.wait(self._pace.pause())
         began, pause = time.monotonic(), SPIN if told else BLIND_FIRST
         while not thread.stopping.is_set():

@@ -619,7 +619,7 @@ def finish(
     for (job, change), way in zip(finishes, ways, strict=True):
         if change.result is not None:
             codec.check_json(change.result, f"the result of {job.task}")
-        if way is _LONG_WAY or (way is _BATCHED and not by_batch_alone):
+        if way is _LONG_WAY or (way is _BATCHED and not by_batch_alone) or (borrowed and way is not _PLAIN):
             rest.append(_change(job, change))
         else:
             short[way][job.token][job.id] = change.result
@@ -669,11 +669,11 @@ def _finish(
     if Way.PLAIN in short:
         leaves_nothing = not any(job.keep_ms for job, _ in finishes)
         plain = "finish_gone" if leaves_nothing else "finish_plain"
-        sections += ("plain_held", plain) if borrowed else (plain, "plain_written")
+        sections += ("plain_held", plain) if borrowed else (plain, "ends_written")
     if Way.KEYED in short:
-        sections += ("finish_keyed",)
+        sections += ("finish_keyed", "ends_written")
     if Way.BATCHED in short:
-        sections += ("finish_batched", "ended_callbacks")
+        sections += ("finish_batched", "ends_written", "ended_callbacks")
         params |= ending([], batches={job.batch_id for job, _ in finishes if job.batch_id is not None})
     params |= {way.value: json_text(ends) for way, ends in short.items()}
     if rest:
@@ -685,7 +685,7 @@ def _finish(
     wakes = any(change["state"] == "ready" for change in rest)
 
     def read(rows: Rows) -> dict[str, Verdict]:
-        return _recorded(rows, short.get(_PLAIN, {}).values())
+        return _recorded(rows, short)
 
     return Op("finish", sections, params, read, wakes=wakes, follow=lambda answer: _further(finishes, answer, now))
 
@@ -729,12 +729,13 @@ def _without_texts(change: dict[str, Any]) -> dict[str, Any]:
     return {**change, "reason": None, "error": change["kind"], "traceback": None}
 
 
-def _recorded(rows: Rows, plain: Iterable[Mapping[str, Any]]) -> dict[str, Verdict]:
-    """Read which ends were recorded: they are named, but the plain ones are only counted.
+def _recorded(rows: Rows, short: Mapping[Way, Mapping[int, Mapping[str, Any]]]) -> dict[str, Verdict]:
+    """Read which ends were recorded: they are named, but those of a short way are only counted.
 
     If some of those were not, none of them is taken for recorded here. It is asked then what became of each.
     """
-    recorded = dict.fromkeys(chain.from_iterable(plain), _RECORDED)  # an id comes twice if two tokens name it
+    by_token = chain.from_iterable(ends.values() for ends in short.values())
+    recorded = dict.fromkeys(chain.from_iterable(by_token), _RECORDED)  # an id comes twice if two tokens name it
     if sum(row[0] for row in rows if isinstance(row[0], int)) != len(recorded):
         recorded = {}
     return recorded | dict.fromkeys([row[0] for row in rows if isinstance(row[0], str)], _RECORDED)
@@ -743,28 +744,29 @@ def _recorded(rows: Rows, plain: Iterable[Mapping[str, Any]]) -> dict[str, Verdi
 def _further(
     finishes: Sequence[tuple[Claimed, Change]], answer: dict[str, Verdict], now: int | None
 ) -> Op[dict[str, Verdict]] | None:
-    """Finish the long way what the short one of keys did not take: something may have to run next under its key."""
-    if len(answer) == len(finishes):
-        return None
-    left = [(job, end) for job, end in finishes if job.id not in answer and way_of(job, end) is Way.KEYED]
+    """Ask what became of ends that are not known to be recorded, and then see to those that had to go the long way."""
+    op = _settle(finishes, answer)
+    return op and replace(op, follow=lambda known: _by_long_way(finishes, known, now))
+
+
+def _by_long_way(
+    finishes: Sequence[tuple[Claimed, Change]], known: dict[str, Verdict], now: int | None
+) -> Op[dict[str, Verdict]] | None:
+    """Finish what the short way of keys has left: something may have to run next under its key."""
+    left = [(job, end) for job, end in finishes if known[job.id] is Verdict.LOST and way_of(job, end) is Way.KEYED]
     if not left:
-        return _settle(finishes, answer)
-    op = _finish({}, [_change(job, change) for job, change in left], left, now)
-    return replace(
-        op,
-        read=lambda rows: answer | op.read(rows),
-        wakes=True,
-        follow=lambda known: _settle(finishes, known),
-    )
-
-
-def _settle(finishes: Sequence[tuple[Claimed, Change]], answer: dict[str, Verdict]) -> Op[dict[str, Verdict]] | None:
-    """Ask what became of the writes that changed nothing. A fresh look: the first may have been too early."""
-    if len(answer) == len(finishes):
         return None
+    op = _finish({}, [_change(job, change) for job, change in left], left, now)
+    return replace(op, read=lambda rows: known | op.read(rows), wakes=True, follow=lambda last: _settle(left, last))
 
-    op = settle(Held(job.id, job.token) for job, _ in finishes if job.id not in answer)
-    return replace(op, read=lambda rows: answer | op.read(rows))
+
+def _settle(finishes: Sequence[tuple[Claimed, Change]], known: dict[str, Verdict]) -> Op[dict[str, Verdict]] | None:
+    """Ask what became of the writes that changed nothing. A fresh look: the first may have been too early."""
+    lost = [job for job, _ in finishes if known.get(job.id, Verdict.LOST) is Verdict.LOST]
+    if not lost:
+        return None
+    op = settle(Held(job.id, job.token) for job in lost)
+    return replace(op, read=lambda rows: known | op.read(rows))
 
 
 def settle(held: Iterable[Held]) -> Op[dict[str, Verdict]]:

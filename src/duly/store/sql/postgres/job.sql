@@ -536,7 +536,7 @@ gone as (
 )
 select count(*)::int as recorded from gone;
 
--- name: plain_written
+-- name: ends_written
 -- Only SQLite counts by a statement of its own.
 
 -- name: finish_keyed
@@ -595,7 +595,7 @@ kept as (
       from gone
      cross join clock
 )
-select id::text from gone;
+select count(*)::int as recorded from gone;
 
 -- name: finish_batched
 -- The short way out for a success of a batch: it is counted, then gone. `ended_callbacks` follows. Differs from SQLite:
@@ -645,7 +645,7 @@ counted as (
       from ended
      where duly_batch.id = any (array(select id from locked)) and duly_batch.id = ended.batch_id
 )
-select id::text from gone;
+select count(*)::int as recorded from gone;
 
 -- name: finish
 -- A worker that lost its lease matches no row here, and so changes nothing. A job that somebody asked to

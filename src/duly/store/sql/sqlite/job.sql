@@ -333,8 +333,8 @@ select count(*) as recorded
 
 -- name: finish_plain
 -- The short way out for a success without key, batch or schedule, which is most of them. They come as
--- {token: {id: result}}, so that nothing has to be taken out of JSON row by row. They are only counted, by the section
--- before or after it: to name each would take as long as to write it.
+-- {token: {id: result}}, so that nothing has to be taken out of JSON row by row. All that takes a short way is only
+-- counted, by the section before or after it: to name each would take as long as to write it.
 insert into duly_done (
     id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
     expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
@@ -371,8 +371,8 @@ delete from duly_job
         where token = cast(held.key as integer) and state = 'running' and keep_ms = 0
           and duly_job.key is null and batch_id is null and schedule is null);
 
--- name: plain_written
--- How many plain ends the statement before this one has taken out.
+-- name: ends_written
+-- How many ends the statement before this one has taken out.
 select changes() as recorded;
 
 -- name: finish_keyed
@@ -420,8 +420,7 @@ delete from duly_job
         cross join json_each(held.value) as one
         cross join duly_job on duly_job.id = one.key
         where token = cast(held.key as integer) and state = 'running' and keep_ms > 0
-          and duly_job.key is not null and batch_id is null and schedule is null and next is null)
-returning id;
+          and duly_job.key is not null and batch_id is null and schedule is null and next is null);
 
 -- name: finish_batched
 -- The short way out for a success of a batch: it is counted, then gone. `ended_callbacks` follows.
@@ -458,8 +457,7 @@ delete from duly_job
         cross join json_each(held.value) as one
         cross join duly_job on duly_job.id = one.key
         where token = cast(held.key as integer) and state = 'running'
-          and duly_job.key is null and batch_id is not null and schedule is null)
-returning id;
+          and duly_job.key is null and batch_id is not null and schedule is null);
 
 -- name: finish
 -- A worker that lost its lease matches no row here, and so changes nothing. A job that somebody asked to
