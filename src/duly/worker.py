@@ -509,14 +509,21 @@ class Worker:
         idle = self._claiming.has_room()
         if idle and not (self._armed and self._due_known):
             await asyncio.sleep(0)  # what was claimed begins before we start a thread
-        if idle and not self._armed:
+        if idle and not (self._armed or self._rearm()):
             await self._in_thread(self._arm)
             return  # and look once more, now that a change would be told
         if idle and not self._due_known:
             await self._look_ahead()
         await self._sleep(self._how_long())
-        if idle and not (self._armed or self._watch.calls_once):
-            self._arm()  # which costs nothing, and spares us the look once more
+
+    def _rearm(self) -> bool:
+        """Have the next change told, after one was and we have looked; says whether nothing came in between."""
+        fruitful, self._fruitful = self._fruitful, False
+        self._armed = True
+        missed_nothing = self._watch.rearm(fruitful=fruitful)
+        if not missed_nothing:
+            self._armed = False
+        return missed_nothing
 
     def _arm(self) -> None:
         """Have the next change told; some are told only once."""
@@ -531,6 +538,7 @@ class Worker:
 
     def _time_has_passed(self) -> None:
         self._due_known = False
+        self._armed = False  # for all we know; a watch that is says so
         self._wake.set()
 
     def _how_long(self) -> float:

@@ -511,6 +511,23 @@ def test_j09_who_holds_a_job_is_told_that_it_is_recorded_also_beside_its_own_old
     assert store.state(mine.id) == (None if keep_ms == 0 else "succeeded")
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("stale_first", [True, False])
+def test_j09_who_holds_a_job_is_told_so_also_beside_its_older_attempt_and_a_lost_one(
+    store: Store, stale_first: bool, keyed: bool
+) -> None:
+    ids = [store.enqueue_key(key).id for key in ("one", "two")] if keyed else store.enqueue(2)
+    older, lost = store.claim(2)
+    store.now = older.lease_until
+    rescue_all(store)
+    [mine] = store.claim(1, alone=True)
+    assert mine.id == older.id
+    both = (older, mine) if stale_first else (mine, older)
+    verdicts = store.run(ops.finish([Finish(job, Change(State.SUCCEEDED)) for job in (*both, lost)], now=store.now))
+    assert verdicts == {mine.id: "already", lost.id: "lost"}
+    assert [store.state(job_id) for job_id in ids] == ["succeeded", "ready"]
+
+
 @pytest.mark.parametrize("name", FINISHES)
 def test_j09_a_repeated_finish_is_answered_already_and_changes_nothing(store: Store, name: str) -> None:
     if name == "succeed with a key":

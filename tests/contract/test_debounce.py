@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import psycopg
 import pytest
 
+from duly.context import Lease, SyncCtx
 from duly.errors import ConfigError
 from duly.model import DAY_MS, Change, Claimed, Enqueued, Envelope, Failure, NewJob, Sighting, State, Terms
 from duly.store import ops
 from duly.store.ops import Finish, Held, Replay
-from tests.contract.stores import D1Store, Store, new_id
+from tests.contract.stores import D1Store, PostgresStore, Store, new_id
 
 WINDOW = 30_000
 HOUR = 3_600_000
@@ -218,6 +220,18 @@ def test_b11_an_end_with_a_call_behind_it_is_recorded_whichever_answer_is_lost(t
     assert store.database.calls > first + lost
     assert store.state(job.id) == "succeeded"
     assert [(row[0], row[2]) for row in live(store)] == [(behind.id, '"b"')]
+    store.close()
+
+
+def test_b11_a_callers_commit_wakes_who_can_run_what_was_called_meanwhile(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url)
+    job = begin(store)
+    debounce(store, "b")
+    with psycopg.connect(postgres_url, autocommit=True) as worker, psycopg.connect(postgres_url) as conn:
+        worker.execute("listen duly")
+        SyncCtx(Lease(job, cast("Any", None), store.driver, "duly", 0.0)).commit(conn)
+        conn.commit()
+        assert len(list(worker.notifies(timeout=5, stop_after=1))) == 1
     store.close()
 
 

@@ -322,7 +322,51 @@ def test_a_callback_may_close_its_own_watch(shared):
         assert closed.soon()
 
 
+def test_whoever_was_called_and_has_looked_is_armed_again_at_once_if_nothing_has_come_since(shared):
+    called = Called()
+    watch = shared.driver.watch(called)
+    assert not watch.rearm()  # it was never armed, so anything may have come
+    with other(address(shared)) as process:
+        called.armed(watch)
+        assert watch.rearm()  # it is
+        for _ in range(5):
+            process.enqueue()
+            assert called.soon()
+            called.clear()
+            while not watch.rearm():
+                watch.arm()
+            process.enqueue()
+            assert called.soon()
+            called.armed(watch)
+    watch.close()
+
+
+def test_whoever_was_told_to_rest_has_to_look_once_more_when_it_is_armed_again(shared):
+    called = Called()
+    watch = shared.driver.watch(called)
+    watch.arm()
+    shared.driver.close()
+    assert not watch.rearm()
+    watch.close()
+
+
 # SQLite
+
+
+def test_whoever_is_armed_again_after_another_commit_has_to_look_once_more(file):
+    called = Called()
+    watch = file.driver.watch(called)
+    with other(address(file)) as process:
+        called.armed(watch)
+        process.enqueue()
+        assert called.soon()
+        process.enqueue()
+        called.clear()
+        assert not watch.rearm()
+        assert watch.rearm()  # by now it is armed
+        process.enqueue()
+        assert called.soon()
+    watch.close()
 
 
 def test_a_commit_that_comes_while_a_file_is_being_armed_is_not_missed(file, monkeypatch):

@@ -2910,9 +2910,33 @@ MUTANTS = [
         "tests/contract/test_wake.py -k being_armed",
     ),
     Mutant(
+        "src/duly/store/ops.py",
+        "sorted(rows, key=lambda row: row[1] != Verdict.LOST)",
+        "rows",
+        "tests/contract/test_claim.py -k older_attempt_and_a_lost_one",
+    ),
+    Mutant(
+        "src/duly/store/ops.py",
+        "    if borrowed and _KEYED in ways:\n",
+        "    if False:\n",
+        "tests/contract/test_debounce.py -k callers_commit_wakes",
+    ),
+    Mutant(
+        "src/duly/store/inotify.py",
+        "            return self._seen is not None and self._seen == called_at\n",
+        "            return True\n",
+        "tests/contract/test_wake.py -k after_another_commit",
+    ),
+    Mutant(
+        "src/duly/store/listen.py",
+        "        return self._wanted and (self._lost or self._settled.is_set())\n",
+        "        return True\n",
+        "tests/contract/test_wake.py -k 'another_process_enqueues'",
+    ),
+    Mutant(
         "src/duly/failure.py",
-        "        begin = begin.tb_next\n",
-        "        break\n",
+        "            begin = begin.tb_next\n",
+        "            break\n",
         "tests/engine/test_retrying.py -k traceback_begins",
     ),
     Mutant(
@@ -2959,8 +2983,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "    recorded = dict.fromkeys(chain.from_iterable(plain), _RECORDED)",
-        "    twice = [job_id for held in plain for job_id in held]\n    recorded = dict.fromkeys(twice, _RECORDED) if len(set(twice)) == len(twice) else {'': _RECORDED}",
+        "    recorded = dict.fromkeys(chain.from_iterable(by_token), _RECORDED)",
+        "    twice = [job_id for held in by_token for job_id in held]\n    recorded = dict.fromkeys(twice, _RECORDED) if len(set(twice)) == len(twice) else {'': _RECORDED}",
         "tests/contract/test_claim.py -k beside_its_own_older_attempt",
     ),
     Mutant(
@@ -4405,8 +4429,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        'sections += ("finish_batched", "ended_callbacks")',
-        'sections += ("finish_batched",)',
+        'sections += ("finish_batched", "ends_written", "ended_callbacks")',
+        'sections += ("finish_batched", "ends_written")',
         "tests/contract/test_batches.py -k b03_the_last_two_ends",
     ),
     Mutant(
@@ -4705,8 +4729,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/sql/sqlite/job.sql",
-        "batch_id is null and schedule is null and next is null)\nreturning",
-        "batch_id is null and schedule is null)\nreturning",
+        "batch_id is null and schedule is null and next is null);",
+        "batch_id is null and schedule is null);",
         "tests/contract/test_debounce.py -k 'while_the_job_runs and not postgres'",
     ),
     Mutant(
@@ -4789,8 +4813,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "    if not left:\n        return _settle(finishes, answer)\n",
-        "    if left or not left:\n        return _settle(finishes, answer)\n",
+        "    if not left:\n        return None\n",
+        "    if left or not left:\n        return None\n",
         "tests/contract/test_debounce.py -k while_the_job_runs",
     ),
     Mutant(

@@ -536,6 +536,18 @@ def test_r04_an_error_is_described_by_class_message_and_traceback():
     assert failures.describe(Mute()).kind == f"{__name__}.Mute"
 
 
+class Untraceable(Exception):
+    @property
+    def __traceback__(self) -> None:
+        raise RuntimeError("no")
+
+
+def test_r04_an_error_that_does_not_tell_where_it_comes_from_is_described_all_the_same():
+    failure = failures.describe(Untraceable("bad"), called_by=__file__)
+    assert (failure.kind, failure.message) == (f"{__name__}.Untraceable", "bad")
+    assert failure.traceback == "<no text: asking for it raised RuntimeError>"
+
+
 def test_r04_a_huge_error_keeps_head_and_tail_within_8_and_32_kilobytes():
     failure = failures.describe(raised(ValueError("<" + "\x00é" * 1_000_000 + ">")))
     assert len(failure.message.encode()) <= 8_192

@@ -68,10 +68,8 @@ class Watch:
     """Calls back when jobs may have become ready. This one hears only what its own driver runs.
 
     Armed, a watch hears of other processes too. A worker arms it, claims once more, and sleeps until it is called or
-    has to poll. Neither arming an armed one nor a disarmed one costs anything.
+    has to poll. Called, it claims and arms it again. Neither arming an armed one nor a disarmed one costs anything.
     """
-
-    calls_once = False  # after a call it hears nothing of other processes until it is armed again
 
     def __init__(self, driver: Driver, on_change: Callable[[], None]) -> None:
         self._driver = driver
@@ -80,6 +78,10 @@ class Watch:
 
     def arm(self, *, fruitful: bool = False) -> None:
         """From the return on, have changes by other processes call back. `fruitful`: the last call led to work."""
+
+    def rearm(self, *, fruitful: bool = False) -> bool:
+        """Arm at once after a call; says whether nothing can have come since that. If not, arm and claim once more."""
+        return True
 
     def disarm(self) -> None:
         """Hear no more of other processes."""

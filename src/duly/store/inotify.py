@@ -43,8 +43,6 @@ class Sight(Protocol):
 class FileWatch(Watch):
     """Calls back once after each arming, when another connection has committed."""
 
-    calls_once = True  # armed while we claim, it would hear that
-
     def __init__(
         self,
         driver: Driver,
@@ -79,6 +77,19 @@ class FileWatch(Watch):
             if not self._is_open() and not self._closed:
                 self._open()
             self._arm()
+
+    def rearm(self, *, fruitful: bool = False) -> bool:
+        """Arm at once after a call; says whether nobody has committed since that."""
+        if fruitful:
+            self._pace.fruitful()
+        if self._armed or self._closed:
+            return True
+        with self._lock:
+            called_at = self._seen
+            if not self._is_open():
+                return False
+            self._arm()
+            return self._seen is not None and self._seen == called_at
 
     def disarm(self) -> None:
         """Hear no more of other processes; at most one more write wakes the thread."""
@@ -152,8 +163,8 @@ class FileWatch(Watch):
                 pause = min(pause * 1.5, SLOWEST)
 
     def _has_changed(self) -> bool:
-        version = None if self._sight is None else self._sight.version()
-        return version is None or version != self._seen
+        before, self._seen = self._seen, None if self._sight is None else self._sight.version()
+        return self._seen is None or self._seen != before
 
 
 class _Thread:

@@ -71,6 +71,12 @@ class ListenWatch(Watch):
             listener = self._listener
         listener.park(fruitful=fruitful)
 
+    def rearm(self, *, fruitful: bool = False) -> bool:
+        """Say whether it has stayed armed, so that nothing was missed."""
+        with self._lock:
+            listener = self._listener
+        return listener is not None and listener.is_parked(fruitful=fruitful)
+
     def disarm(self) -> None:
         """Hear no more of other processes."""
         with self._lock:
@@ -112,14 +118,18 @@ class _Listener:
 
     def park(self, *, fruitful: bool) -> None:
         """Hold the flag; wait for that only a moment, and not at all while there is no connection."""
-        if fruitful:
-            self._pace.fruitful()
-        if self._wanted and (self._lost or self._settled.is_set()):
+        if self.is_parked(fruitful=fruitful):
             return
         self._want(True)
         if not self._lost and (self._late or not self._settled.wait(ARM_SECONDS)):
             self._late = self._missed = True
             self._ring()
+
+    def is_parked(self, *, fruitful: bool) -> bool:
+        """Say whether the flag is held, or cannot be for now and a call will follow when it can."""
+        if fruitful:
+            self._pace.fruitful()
+        return self._wanted and (self._lost or self._settled.is_set())
 
     def leave(self) -> None:
         """Hold the flag no more."""

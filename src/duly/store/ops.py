@@ -624,6 +624,8 @@ def finish(
         else:
             short[way][job.token][job.id] = change.result
     op = _finish(short, rest, finishes, now, borrowed=borrowed)
+    if borrowed and _KEYED in ways:
+        op = replace(op, wakes=True)  # something may have to run next under its key
     if not any(change["error"] for change in rest):
         return op
     bare = [_without_texts(change) for change in rest]
@@ -773,7 +775,8 @@ def settle(held: Iterable[Held]) -> Op[dict[str, Verdict]]:
     """Ask what became of jobs by their tokens: ended by them, vanished, or (still running, too) neither."""
 
     def read(rows: Rows) -> dict[str, Verdict]:
-        return {job_id: Verdict(verdict) for job_id, verdict in rows}
+        # Of a job that is named under two tokens, what one of them has written counts.
+        return {job_id: Verdict(verdict) for job_id, verdict in sorted(rows, key=lambda row: row[1] != Verdict.LOST)}
 
     return Op("settle", ("settle",), {"held": _held(held)}, read, writes=False)
 
