@@ -39,13 +39,14 @@ def _said(say: Callable[[], str]) -> str:
 
 def _traceback(error: BaseException, called_by: str) -> str:
     """Format the traceback with its causes, or without them when that fails."""
+    begin = None
     try:
         begin = error.__traceback__
         while begin is not None and begin.tb_next is not None and begin.tb_frame.f_code.co_filename == called_by:
             begin = begin.tb_next
         return "".join(traceback.format_exception(type(error), error, begin))
     except Exception:
-        return _said(lambda: "".join(traceback.format_tb(error.__traceback__)))
+        return _said(lambda: "".join(traceback.format_tb(begin)))
 
 
 def _fit(text: str, limit_bytes: int) -> str:

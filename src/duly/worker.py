@@ -569,7 +569,7 @@ class Worker:
             self._busy_since = None
         elif self._busy_since is None:
             self._busy_since = self.clock()
-        elif self._armed and self.clock() - self._busy_since > BUSY_SECONDS:
+        elif self.clock() - self._busy_since > BUSY_SECONDS:
             self._armed = False
             self._watch.disarm()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -366,6 +367,28 @@ def test_whoever_is_armed_again_after_another_commit_has_to_look_once_more(file)
         assert watch.rearm()  # by now it is armed
         process.enqueue()
         assert called.soon()
+    watch.close()
+
+
+def test_whoever_is_armed_again_while_something_is_still_being_written_has_to_look_once_more(file):
+    """The kernel told of it before, and may have nothing more to tell when it is committed."""
+    called = Called()
+    watch = file.driver.watch(called)
+    called.armed(watch)
+    conn = sqlite3.connect(file.path, isolation_level=None)
+    for pragma in ("wal_autocheckpoint = 0", "cache_size = 1", "cache_spill = 1"):
+        conn.execute(f"pragma {pragma}")
+    conn.execute("create table notes (text)")
+    assert called.soon()
+    until(lambda: watch._quiet)
+    conn.execute("begin immediate")
+    conn.executemany("insert into notes values (?)", [["x" * 4000]] * 100)  # more than stays in memory
+    until(lambda: not watch._quiet)
+    called.clear()
+    assert not watch.rearm()
+    conn.execute("commit")
+    assert called.soon()
+    conn.close()
     watch.close()
 
 

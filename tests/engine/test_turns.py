@@ -48,6 +48,19 @@ async def drained(app: Duly, **options: Any) -> None:
     await asyncio.wait_for(Worker(app, signals=False, drain=True, **options).run(), SECONDS)
 
 
+def test_a_worker_that_stays_busy_hears_no_more_of_others_also_if_it_is_not_armed_just_now(app: Duly) -> None:
+    now, disarmed = [0.0], []
+    worker = Worker(app, clock=lambda: now[0])
+    worker._watch = SimpleNamespace(disarm=lambda: disarmed.append(now[0]))  # type: ignore[assignment]
+    for now[0] in (0.0, 0.9, 1.1):
+        worker.note_busy(1)
+    assert disarmed == [1.1]
+    worker.note_busy(0)
+    for now[0] in (5.0, 5.9):
+        worker.note_busy(1)
+    assert disarmed == [1.1]
+
+
 def test_the_next_job_is_claimed_while_an_end_is_on_its_way(app: Duly) -> None:
     began = asyncio.Event()
 

@@ -2881,8 +2881,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        " or (borrowed and way is not _PLAIN)",
-        "",
+        "way is _BATCHED and (borrowed or not by_batch_alone)",
+        "way is _BATCHED and not by_batch_alone",
         "tests/contract/test_caller.py -k a_job_with_a_key_or_in_a_batch",
     ),
     Mutant(
@@ -2917,13 +2917,25 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "    if borrowed and _KEYED in ways:\n",
-        "    if False:\n",
-        "tests/contract/test_debounce.py -k callers_commit_wakes",
+        '("keyed_held", "finish_keyed") if borrowed else ("finish_keyed", "ends_written")',
+        '("finish_keyed", "ends_written")',
+        "tests/contract/test_caller.py -k a_job_with_a_key_or_in_a_batch",
+    ),
+    Mutant(
+        "src/duly/worker.py",
+        "        elif self.clock() - self._busy_since > BUSY_SECONDS:\n",
+        "        elif self._armed and self.clock() - self._busy_since > BUSY_SECONDS:\n",
+        "tests/engine/test_turns.py -k hears_no_more",
     ),
     Mutant(
         "src/duly/store/inotify.py",
-        "            return self._seen is not None and self._seen == called_at\n",
+        "            return quiet and self._seen",
+        "            return self._seen",
+        "tests/contract/test_wake.py -k still_being_written",
+    ),
+    Mutant(
+        "src/duly/store/inotify.py",
+        "            return quiet and self._seen is not None and self._seen == called_at\n",
         "            return True\n",
         "tests/contract/test_wake.py -k after_another_commit",
     ),

@@ -61,6 +61,7 @@ class FileWatch(Watch):
         self._armed = False
         self._sight: Sight | None = None
         self._seen: int | None = None
+        self._quiet = False  # nobody has begun to write since the last call
         self._thread: _Thread | None = None
 
     def arm(self, *, fruitful: bool = False) -> None:
@@ -84,16 +85,20 @@ class FileWatch(Watch):
             self._pace.fruitful()
         if self._armed or self._closed:
             return True
-        with self._lock:
-            called_at = self._seen
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            called_at, quiet = self._seen, self._quiet
             if not self._is_open():
                 return False
             self._arm()
-            return self._seen is not None and self._seen == called_at
+            return quiet and self._seen is not None and self._seen == called_at
+        finally:
+            self._lock.release()
 
     def disarm(self) -> None:
         """Hear no more of other processes; at most one more write wakes the thread."""
-        self._armed = False
+        self._armed = self._quiet = False
 
     def rest(self) -> bool:
         """End the thread and close the connection."""
@@ -136,7 +141,8 @@ class FileWatch(Watch):
     def _await_change(self, told: bool, thread: _Thread) -> None:
         """Wait for the commit that follows a write, or for any while nothing tells of writes; then call back."""
         with self._lock:  # who is arming gets to its end
-            if not self._armed:  # it was a write like the one that we have called for
+            if not self._armed:  # who arms again has not looked since this write
+                self._quiet = False
                 return
         thread.stopping.wait(self._pace.pause())
         began, pause = time.monotonic(), SPIN if told else BLIND_FIRST
@@ -152,7 +158,8 @@ class FileWatch(Watch):
                     return
                 changed = self._has_changed() or (told and waited > GIVE_UP)
                 if changed:
-                    self._armed = False
+                    # Who is writing just now has the lock that the next claim waits for; who begins later is heard.
+                    self._armed, self._quiet = False, not told or thread.watch_once(self._wal)
             if changed:
                 self._pace.called()
                 self.tell()

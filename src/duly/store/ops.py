@@ -619,13 +619,11 @@ def finish(
     for (job, change), way in zip(finishes, ways, strict=True):
         if change.result is not None:
             codec.check_json(change.result, f"the result of {job.task}")
-        if way is _LONG_WAY or (way is _BATCHED and not by_batch_alone) or (borrowed and way is not _PLAIN):
+        if way is _LONG_WAY or (way is _BATCHED and (borrowed or not by_batch_alone)):
             rest.append(_change(job, change))
         else:
             short[way][job.token][job.id] = change.result
     op = _finish(short, rest, finishes, now, borrowed=borrowed)
-    if borrowed and _KEYED in ways:
-        op = replace(op, wakes=True)  # something may have to run next under its key
     if not any(change["error"] for change in rest):
         return op
     bare = [_without_texts(change) for change in rest]
@@ -673,7 +671,7 @@ def _finish(
         plain = "finish_gone" if leaves_nothing else "finish_plain"
         sections += ("plain_held", plain) if borrowed else (plain, "ends_written")
     if Way.KEYED in short:
-        sections += ("finish_keyed", "ends_written")
+        sections += ("keyed_held", "finish_keyed") if borrowed else ("finish_keyed", "ends_written")
     if Way.BATCHED in short:
         sections += ("finish_batched", "ends_written", "ended_callbacks")
         params |= ending([], batches={job.batch_id for job, _ in finishes if job.batch_id is not None})

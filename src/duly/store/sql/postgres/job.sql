@@ -480,6 +480,9 @@ select id::text
 -- name: plain_held
 -- Only SQLite counts by a statement of its own.
 
+-- name: keyed_held
+-- Only SQLite counts by a statement of its own.
+
 -- name: finish_plain
 -- Differs from SQLite: a delete can hand its rows to an insert, so both are one statement. By the order of the input and
 -- the walk along the primary key, rows are locked in the order of their ids, as everywhere.

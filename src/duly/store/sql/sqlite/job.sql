@@ -331,6 +331,15 @@ select count(*) as recorded
  where token = cast(held.key as integer) and state = 'running'
    and duly_job.key is null and batch_id is null and schedule is null;
 
+-- name: keyed_held
+-- The same for those that have a key.
+select count(*) as recorded
+  from json_each(:keyed) as held
+ cross join json_each(held.value) as one
+ cross join duly_job on duly_job.id = one.key
+ where token = cast(held.key as integer) and state = 'running' and keep_ms > 0
+   and duly_job.key is not null and batch_id is null and schedule is null and next is null;
+
 -- name: finish_plain
 -- The short way out for a success without key, batch or schedule, which is most of them. They come as
 -- {token: {id: result}}, so that nothing has to be taken out of JSON row by row. All that takes a short way is only
