@@ -514,6 +514,8 @@ class Worker:
             return  # and look once more, now that a change would be told
         if idle and not self._due_known:
             await self._look_ahead()
+        if idle:
+            self._busy_since = None
         await self._sleep(self._how_long())
 
     def _rearm(self) -> bool:
@@ -554,13 +556,12 @@ class Worker:
 
     async def _look_ahead(self) -> None:
         """Ask when the next job is due, so that we sleep exactly until then."""
-        self._next_due = None
+        self._next_due, self._due_known = None, True  # unless something comes while we ask
         for queue in self.queues:
             for due_in_ms in (await self.surely(ops.next_due(queue)), await self.lanes.next_permit(queue)):
                 if due_in_ms is not None:
                     due = self.clock() + max(due_in_ms, 1) / 1000
                     self._next_due = due if self._next_due is None else min(due, self._next_due)
-        self._due_known = True
 
     def note_busy(self, claimed: int) -> None:
         """Stop listening for wake-ups once the work does not stop, and look for the next due time anew."""

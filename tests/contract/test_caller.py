@@ -436,6 +436,34 @@ def test_j09_what_else_a_callers_connection_writes_does_not_count_as_an_end(tmp_
     store.close()
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+def test_k08_a_transaction_that_has_done_nothing_yet_can_finish_beside_who_writes(tmp_path: Path, keyed: bool) -> None:
+    """One that has read cannot write any more once somebody else has, however long it would wait."""
+    store = SQLiteStore(tmp_path / "duly.db")
+    job_id = store.enqueue_key("one").id if keyed else store.enqueue()[0]
+    [job] = store.claim(1)
+    engine = sqlalchemy.create_engine(f"sqlite:///{store.path}", poolclass=NullPool)
+    somebody = sqlite3.connect(store.path, isolation_level=None, timeout=0)
+    somebody.execute("create table notes (n)")
+    refused = []
+
+    @sqlalchemy.event.listens_for(engine, "after_cursor_execute")
+    def write(*_: Any) -> None:
+        try:
+            somebody.execute("insert into notes values (1)")
+        except sqlite3.OperationalError as error:
+            refused.append(str(error))
+
+    with engine.begin() as conn:
+        conn.connection.driver_connection.execute("begin")
+        SyncCtx(Lease(job, cast("Any", None), store.driver, "duly", 0.0)).commit(conn)
+    assert store.query("select id, state from duly_done") == [(job_id, "succeeded")]
+    assert set(refused) == {"database is locked"}
+    somebody.close()
+    engine.dispose()
+    store.close()
+
+
 @pytest.mark.parametrize("kind", ["keyed", "batched"])
 def test_k08_a_job_with_a_key_or_in_a_batch_is_finished_on_a_callers_connection(tmp_path: Path, kind: str) -> None:
     store = SQLiteStore(tmp_path / "duly.db")

@@ -61,6 +61,23 @@ def test_a_worker_that_stays_busy_hears_no_more_of_others_also_if_it_is_not_arme
     assert disarmed == [1.1]
 
 
+def test_what_comes_while_a_worker_asks_when_the_next_job_is_due_has_it_ask_again(app: Duly) -> None:
+    worker = Worker(app)
+    asked = 0
+
+    async def surely(op: Op[Any], **_: Any) -> int:
+        nonlocal asked
+        asked += 1
+        worker._due_known = asked > 1  # as if another process had put a job off meanwhile
+        return 60_000
+
+    worker.surely = surely  # type: ignore[method-assign, assignment]
+    asyncio.run(worker._look_ahead())
+    assert (asked, worker._due_known) == (1, False)
+    asyncio.run(worker._look_ahead())
+    assert worker._due_known
+
+
 def test_the_next_job_is_claimed_while_an_end_is_on_its_way(app: Duly) -> None:
     began = asyncio.Event()
 

@@ -2928,6 +2928,18 @@ MUTANTS = [
         "tests/engine/test_turns.py -k hears_no_more",
     ),
     Mutant(
+        "src/duly/worker.py",
+        "min(due, self._next_due)\n",
+        "min(due, self._next_due)\n        self._due_known = True\n",
+        "tests/engine/test_turns.py -k has_it_ask_again",
+    ),
+    Mutant(
+        "src/duly/store/sql/sqlite/job.sql",
+        "-- The same for those that have a key.\ndelete from duly_job where false;\n",
+        "-- The same for those that have a key.\n",
+        "tests/contract/test_caller.py -k has_done_nothing_yet",
+    ),
+    Mutant(
         "src/duly/store/inotify.py",
         "            return quiet and self._seen",
         "            return self._seen",

@@ -159,7 +159,7 @@ class FileWatch(Watch):
                 changed = self._has_changed() or (told and waited > GIVE_UP)
                 if changed:
                     # Who is writing just now has the lock that the next claim waits for; who begins later is heard.
-                    self._armed, self._quiet = False, not told or thread.watch_once(self._wal)
+                    self._armed, self._quiet = False, thread.watch_once(self._wal) or not told
             if changed:
                 self._pace.called()
                 self.tell()

@@ -323,7 +323,9 @@ returning id;
 
 -- name: plain_held
 -- How many plain ends there are to write. For a caller's own connection, which may tell of something else when it is
--- asked what was written last.
+-- asked what was written last. A transaction that begins with a read cannot write any more once somebody else has, so
+-- it begins with a write, of nothing.
+delete from duly_job where false;
 select count(*) as recorded
   from json_each(:plain) as held
  cross join json_each(held.value) as one
@@ -333,6 +335,7 @@ select count(*) as recorded
 
 -- name: keyed_held
 -- The same for those that have a key.
+delete from duly_job where false;
 select count(*) as recorded
   from json_each(:keyed) as held
  cross join json_each(held.value) as one
