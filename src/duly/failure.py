@@ -20,7 +20,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 def describe(error: BaseException, *, called_by: str = "") -> Failure:
     """Put an exception into texts that can be stored, whatever it does when asked for them.
 
-    The traceback begins below the file that called what failed: its lines tell nobody anything.
+    `called_by` is the file that called what failed: the traceback begins below its lines, which tell nobody anything.
     """
     kind = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__"):

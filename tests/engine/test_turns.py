@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,10 +24,12 @@ from duly.overtime import Overtime
 from duly.pace import MOST_AHEAD
 from duly.store import ops
 from duly.store.ops import Op
+from duly.store.sqlite import SQLiteDriver
 from duly.switching import LOOP_ALONE_SECONDS, SWITCH_SECONDS, threads_switched_often
 from duly.worker import Worker
 
 SECONDS = 20
+MORE_THAN_AT_THE_START = 10  # looks, when the upkeep has it look once more here and there
 
 
 def slowed(app: Duly, name: str, until: Callable[[Op[Any]], Awaitable[None]]) -> list[str]:
@@ -59,6 +62,32 @@ def test_a_worker_that_stays_busy_hears_no_more_of_others_also_if_it_is_not_arme
     for now[0] in (5.0, 5.9):
         worker.note_busy(1)
     assert disarmed == [1.1]
+
+
+def test_a_worker_whose_watch_could_not_look_at_the_file_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Duly(str(tmp_path / "duly.db"), poll="20ms")
+    look, looks = SQLiteDriver._look, 0
+
+    def look_in_vain_at_first(driver: SQLiteDriver) -> Any:
+        nonlocal looks
+        looks += 1
+        return None if looks < MORE_THAN_AT_THE_START else look(driver)
+
+    async def work() -> None:
+        worker = asyncio.create_task(app.arun())
+        async with asyncio.timeout(SECONDS):
+            while looks < MORE_THAN_AT_THE_START:
+                await asyncio.sleep(0.01)
+        worker.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await worker
+
+    monkeypatch.setattr(SQLiteDriver, "_look", look_in_vain_at_first)
+    asyncio.run(work())
+    app.close()
+    assert looks == MORE_THAN_AT_THE_START  # once it can, it stays
 
 
 def test_what_comes_while_a_worker_asks_when_the_next_job_is_due_has_it_ask_again(app: Duly) -> None:

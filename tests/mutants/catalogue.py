@@ -2929,6 +2929,12 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/worker.py",
+        "        self._armed = False  # for all we know; a watch that is says so\n",
+        "",
+        "tests/engine/test_turns.py -k could_not_look",
+    ),
+    Mutant(
+        "src/duly/worker.py",
         "min(due, self._next_due)\n",
         "min(due, self._next_due)\n        self._due_known = True\n",
         "tests/engine/test_turns.py -k has_it_ask_again",

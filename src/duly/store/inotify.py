@@ -80,7 +80,7 @@ class FileWatch(Watch):
             self._arm()
 
     def rearm(self, *, fruitful: bool = False) -> bool:
-        """Arm at once after a call; says whether nobody has committed since that."""
+        """Arm at once after a call; says whether nobody has committed since that, or begun to write."""
         if fruitful:
             self._pace.fruitful()
         if self._armed or self._closed:
