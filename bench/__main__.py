@@ -17,7 +17,7 @@ from bench.figures import Figure
 from duly.bench import machine, postgres, sqlite
 from duly.bench.measure import LETTERS, measured
 from duly.bench.part import QUICK, Plan
-from duly.settings import Settings
+from duly.rules.settings import Settings
 from tests.servers.postgres import ServerFailed
 
 RESULTS = Path(__file__).parent / "results"

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.figures import Figure, Target, alone, compared
 from bench.schedules import peak_mib
-from duly.app import Duly
+from duly.app.app import Duly
 from duly.bench import load
 from duly.bench.child import Child
 from duly.bench.draining import ASYNC, TWO, Way, check, drain

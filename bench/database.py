@@ -27,10 +27,11 @@ from bench.limit import (
 from duly.bench import postgres as bare_postgres
 from duly.bench import sqlite as bare_sqlite
 from duly.bench.sqlite import IN_MEMORY
-from duly.store import ops, wal
-from duly.store import postgres as postgres_store
-from duly.store import sqlite as sqlite_store
+from duly.store import ops
 from duly.store.driver import Hook
+from duly.store.postgres import driver as postgres_store
+from duly.store.sqlite import checkpoint as wal
+from duly.store.sqlite import driver as sqlite_store
 from tests.servers.postgres import PostgresServer
 
 

@@ -15,9 +15,9 @@ from bench.database import Database, PostgresDatabase, PostgresHome, SQLiteHome
 from bench.figures import Figure, Target, alone, compared, kept, percentile
 from bench.limit import check_plan
 from bench.wire import relayed
-from duly.keys import Ids
+from duly.rules.keys import Ids
 from duly.store.driver import Point
-from duly.store.postgres import PostgresDriver
+from duly.store.postgres.driver import PostgresDriver
 
 Say = Callable[[str], None]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from duly.store.postgres import bring_up_to_date
+from duly.store.postgres.driver import bring_up_to_date
 from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store
 from tests.servers.pgbouncer import behind
 from tests.servers.postgres import PostgresServer

@@ -18,9 +18,11 @@ from typing import Any
 import click
 
 import duly
-from duly import app, backoff, batches, context, dead, durations, errors, events, schedules, signals, tasks
+from duly import errors
+from duly.app import app, batches, context, dead, events, schedules, tasks
 from duly.cli import COMMANDS, main
-from duly.settings import Settings
+from duly.rules import backoff, control, durations
+from duly.rules.settings import Settings
 from duly.store import migrate
 
 ROOT = Path(__file__).parent.parent
@@ -367,19 +369,19 @@ def api_page() -> str:
     read = inspect.signature(schedules._terms).parameters.values()
     shown = ", ".join(f"`{one.name}={one.default!r}`" for one in read if one.name not in ("when", "name"))
     lines += ["### Options of `every` and `schedules.create`", shown]
-    lines += section("duly.tasks.Task", tasks.Task)
-    lines += section("duly.app.Job", app.Job)
+    lines += section("duly.app.tasks.Task", tasks.Task)
+    lines += section("duly.app.app.Job", app.Job)
     lines += section("app.dead", dead.Dead)
     lines += ["### Filters of `dead.list` and `dead.replay_all`", names_of(dead.DeadFilters)]
     lines += section("app.schedules", schedules.Schedules)
-    lines += section("duly.batches.Batch", batches.Batch, skip={"new", "known"})
+    lines += section("duly.app.batches.Batch", batches.Batch, skip={"new", "known"})
     lines += section("app.batches", batches.Batches)
     lines += ["### Filters of `batches.list`", names_of(batches.BatchFilters)]
     lines += section("duly.Ctx", context.Ctx, also=context._Context, keep_async=True)
     lines += section("duly.SyncCtx", context.SyncCtx, only={"progress", "heartbeat", "commit"})
     lines += ["Its properties are those of `Ctx`."]
     lines += ["## Signals", "Raised by a handler to say how its attempt ends."]
-    for signal in (signals.Snooze, signals.Cancel, signals.Retry):
+    for signal in (control.Snooze, control.Cancel, control.Retry):
         lines += [
             f"### duly.{signal.__name__}",
             code_block(signature(signal.__name__, signal)),

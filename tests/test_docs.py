@@ -25,7 +25,7 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from duly import settings
+from duly.rules import settings
 from duly.store.migrate import migrations
 
 ROOT = Path(__file__).parent.parent

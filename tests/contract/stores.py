@@ -18,7 +18,6 @@ from typing import Any
 import psycopg
 
 from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreRefused
-from duly.keys import Ids
 from duly.model import (
     BatchRecord,
     Catchup,
@@ -33,14 +32,15 @@ from duly.model import (
     State,
     Terms,
 )
-from duly.schedule import Mode, Timing
+from duly.rules.keys import Ids
+from duly.rules.timing import Mode, Timing
 from duly.store import batches, migrate, ops, schedules
 from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver
 from duly.store.ops import Finish, Held, Op, Rows
-from duly.store.postgres import PostgresDriver
+from duly.store.postgres.driver import PostgresDriver
 from duly.store.schedules import Definition, Due, Firing, Run
-from duly.store.sqlite import SQLiteDriver
+from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import spell
 from tests.servers.d1 import D1Error, D1Lost, D1Mannered
 from tests.servers.workerd import D1Gateway, GatewayError

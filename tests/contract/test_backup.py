@@ -17,11 +17,11 @@ import pytest
 
 from duly.errors import ConfigError, SchemaMismatch, StoreError, StoreUnavailable
 from duly.model import Change, HoldFigure, NewJob, State, Terms, Verdict
-from duly.store import backup as backups
 from duly.store import caller, migrate, ops
-from duly.store.backup import backup, check_restore, opened_to_look, restore
 from duly.store.ops import Finish
-from duly.store.sqlite import SQLiteDriver
+from duly.store.sqlite import backup as backups
+from duly.store.sqlite.backup import backup, check_restore, opened_to_look, restore
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import new_id
 
 WIDE = '{"x":"' + "y" * 900 + '"}'
@@ -240,7 +240,7 @@ def test_a_full_disk_is_the_one_that_is_written_to(driver: SQLiteDriver, saved: 
 
 LIMITED = """
 import resource, sys
-from duly.store.backup import backup
+from duly.store.sqlite.backup import backup
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 backup(sys.argv[1], sys.argv[2])
 """
@@ -626,7 +626,7 @@ def test_a_target_that_stays_locked_is_told_of(
 
 KILLED = """
 import os, sys
-from duly.store import backup
+from duly.store.sqlite import backup
 backup.COPY_PAGES = 20
 calls = 0
 def die_at(done, total):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from duly import keys
 from duly.model import DAY_MS, KEEP_MS, Change, Claimed, Enqueued, NewJob, State, Terms
+from duly.rules import keys
 from duly.store import batches, ops
 from duly.store.batches import ANYWHERE, Added, Callbacks
 from duly.store.driver import Point

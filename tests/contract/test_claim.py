@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from psycopg.conninfo import make_conninfo
 
 from duly.errors import ConfigError
-from duly.lifecycle import ARROWS
 from duly.model import Change, Claimed, Envelope, Failure, NewJob, State, Terms
+from duly.rules.lifecycle import ARROWS
 from duly.store import ops
 from duly.store.ops import Finish, Held, Mark, Op
-from duly.store.sqlite import SQLiteDriver
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import (
     NOW,
     D1Driver,
@@ -1069,7 +1069,7 @@ def test_j08_jobs_that_are_too_long_for_one_text_together_are_answered_all_the_s
 def test_j08_jobs_that_together_are_long_are_fetched_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.store.sqlite.LONGEST_TEXT", 9_000)
+    monkeypatch.setattr("duly.store.sqlite.driver.LONGEST_TEXT", 9_000)
     assert fetched_by_a_claim(tmp_path, 20, "x" * 1000) == ([0, 0, 20], 20)
 
 

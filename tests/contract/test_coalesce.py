@@ -20,9 +20,10 @@ import pytest
 
 from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused, StoreUnavailable
 from duly.model import NewJob, Terms
-from duly.store import caller, gather, ops, postgres
+from duly.store import caller, group_commit, ops
 from duly.store.ops import Op
-from duly.store.postgres import PostgresDriver
+from duly.store.postgres import driver as postgres
+from duly.store.postgres.driver import PostgresDriver
 from tests.contract.stores import PostgresStore, new_id, spoiled
 
 
@@ -211,7 +212,7 @@ def test_k09_who_has_gone_keeps_no_answer_from_the_others():
     async def main() -> list[Any]:
         gone, here = (asyncio.get_running_loop().create_future() for _ in range(2))
         gone.cancel()
-        gather._tell([(gone, []), (here, [[1]])])
+        group_commit._tell([(gone, []), (here, [[1]])])
         return await here
 
     assert asyncio.run(main()) == [[1]]
@@ -261,19 +262,19 @@ def test_k09_who_leads_and_is_interrupted_leaves_nobody_waiting(fleet, crowd, mo
 
 def test_k09_who_is_interrupted_while_he_waits_hands_on_what_he_was_to_lead():
     done: list[str] = []
-    gathering = gather.Gathering(
+    gathering = group_commit.Gathering(
         lambda batch: [done.append(op.name) or [] for op in batch],
         lost=lambda op, error: AnswerLost(op.name),
         start=lambda work: work(),
     )
-    first = gather.Answer()
+    first = group_commit.Answer()
     gathering._led = True
-    gathering._waiting.append(gather.Waiting(plain(), first))
+    gathering._waiting.append(group_commit.Waiting(plain(), first))
     gathering._hand_on()
-    assert first.result() is gather.Word.LEAD
+    assert first.result() is group_commit.Word.LEAD
     gathering._leave(first)
-    second = gather.Answer()
-    gathering._waiting.append(gather.Waiting(plain(), second))
+    second = group_commit.Answer()
+    gathering._waiting.append(group_commit.Waiting(plain(), second))
     gathering._leave(second)
     assert not gathering._waiting
     assert gathering.run(plain()) == []
@@ -281,13 +282,13 @@ def test_k09_who_is_interrupted_while_he_waits_hands_on_what_he_was_to_lead():
 
 
 def test_k09_a_batch_has_its_limits(fleet, crowd, monkeypatch):
-    monkeypatch.setattr(gather, "MOST_OPS", 3)
+    monkeypatch.setattr(group_commit, "MOST_OPS", 3)
     with locked(fleet):
         sent = crowd.gather([plain() for _ in range(8)], "coroutine")
     [future.result(60) for future in sent]
     assert transactions(fleet) == [1, 3, 3, 1]
     fleet.query("delete from duly_job")
-    monkeypatch.setattr(gather, "MOST_CHARS", len('{"n":1}') + 1)
+    monkeypatch.setattr(group_commit, "MOST_CHARS", len('{"n":1}') + 1)
     with locked(fleet):
         sent = crowd.gather([plain() for _ in range(3)], "thread")
     [future.result(60) for future in sent]

@@ -15,8 +15,8 @@ from duly.model import Change, Envelope, Event, Failure, NewJob, Sighting, State
 from duly.store import ops
 from duly.store.driver import Driver
 from duly.store.ops import Finish, Held, Op, Replay
-from duly.store.postgres import PostgresDriver
-from duly.store.sqlite import SQLiteDriver
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import NOW, D1Driver, new_id, spoiled
 from tests.servers.workerd import Workerd, why_not
 

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from duly import keys
 from duly.model import Change, DeadFigure, Envelope, Event, Failure, NewJob, Replayed, State, Terms
+from duly.rules import keys
 from duly.store import ops
 from duly.store.driver import Point
 from duly.store.ops import Replay

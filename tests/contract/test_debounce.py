@@ -10,7 +10,7 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from duly.context import Lease, SyncCtx
+from duly.app.context import Lease, SyncCtx
 from duly.errors import ConfigError
 from duly.model import DAY_MS, Change, Claimed, Enqueued, Envelope, Failure, NewJob, Sighting, State, Terms
 from duly.store import ops

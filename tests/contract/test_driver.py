@@ -12,12 +12,13 @@ import pytest
 
 from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreUnavailable
 from duly.model import NewJob, Terms
-from duly.settings import Settings, parse_url
-from duly.store import open_driver, ops, wal
+from duly.rules.settings import Settings, parse_url
+from duly.store import open_driver, ops
 from duly.store.migrate import newest
 from duly.store.ops import Op, Rows
-from duly.store.postgres import PostgresDriver
-from duly.store.sqlite import SQLiteDriver
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.sqlite import checkpoint
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import PostgresStore, SQLiteStore, Store, new_id
 from tests.servers.postgres import PostgresServer
 
@@ -49,7 +50,7 @@ def test_a_worker_can_say_which_server_it_works_on_and_whether_that_keeps_what_i
 
 @pytest.mark.slow
 def test_a_server_that_forgets_commits_in_a_crash_is_named() -> None:
-    from duly.store.postgres import bring_up_to_date
+    from duly.store.postgres.driver import bring_up_to_date
 
     with PostgresServer(durable=True) as server:
         url = server.new_database()
@@ -168,7 +169,7 @@ def test_minding_a_short_wal_opens_nothing_and_a_long_one_is_checkpointed(tmp_pa
     store.enqueue()
     driver.mind_wal()
     assert driver._writer is None
-    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1)
     driver.mind_wal()
     assert driver._writer is not None
     for one in (store, driver):

@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from duly import envelope
-from duly.codec import MAX_PAYLOAD
 from duly.errors import ConfigError, EnqueueUnknown, PayloadTooLarge, StoreRefused
 from duly.model import DAY_MS, Change, Enqueued, Envelope, NewJob, State, Terms
+from duly.rules import envelope
+from duly.rules.codec import MAX_PAYLOAD
 from duly.store import ops
 from duly.store.driver import Point
 from tests.contract.stores import NOW, D1Store, PostgresStore, SQLiteStore, Store, new_id, spoiled

@@ -16,11 +16,14 @@ import pytest
 
 from duly.errors import SchemaMismatch
 from duly.model import NewJob, Terms
-from duly.store import examine, ops, postgres, sqlite, wal
+from duly.store import health, ops
 from duly.store.driver import Finding
-from duly.store.examine import Transaction
-from duly.store.postgres import PostgresDriver
-from duly.store.sqlite import SQLiteDriver
+from duly.store.health import Transaction
+from duly.store.postgres import driver as postgres
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.sqlite import checkpoint
+from duly.store.sqlite import driver as sqlite
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import new_id
 from tests.servers.postgres import PostgresServer
 
@@ -105,7 +108,7 @@ def test_a_long_log_is_named(file: SQLiteDriver, monkeypatch: pytest.MonkeyPatch
     reading.execute("select count(*) from duly_job").fetchone()
     file.run(ops.enqueue(Terms("work"), [NewJob(new_id(), '"' + "y" * 9000 + '"') for _ in range(20)]))
     assert by_name(file.examine())["log"].level == "ok"
-    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 1024)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1024)
     found = by_name(file.examine())["log"]
     assert (found.level, "end what reads without end" in found.remedy) == ("warning", True)
     reading.close()
@@ -118,11 +121,11 @@ def test_a_log_that_begins_anew_is_not_long_though_its_file_is(
         file.run(ops.enqueue(Terms("work"), [NewJob(new_id(), '"' + "y" * 9000 + '"') for _ in range(20)]))
         conn.execute("pragma wal_checkpoint(restart)")
         file.run(ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")]))
-        monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 40_000)
+        monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 40_000)
         found = by_name(file.examine())["log"]
     assert os.stat(file.wal).st_size > 160_000
     assert found.level == "ok"
-    assert found.text == f"the write-ahead log has {examine.size_of(wal.length(file.wal))}"
+    assert found.text == f"the write-ahead log has {health.size_of(checkpoint.length(file.wal))}"
 
 
 def test_a_file_or_folder_that_cannot_be_written_is_all_that_is_told(
@@ -235,7 +238,7 @@ def test_a_server_whose_clock_is_ours_is_not_far_off(server: PostgresDriver) -> 
 
 
 def test_another_schema_is_examined_by_its_own_name(postgres: PostgresServer) -> None:
-    from duly.store.postgres import bring_up_to_date
+    from duly.store.postgres.driver import bring_up_to_date
 
     url = postgres.new_database()
     driver = PostgresDriver(url, schema="other one")
@@ -259,39 +262,39 @@ def test_another_schema_is_examined_by_its_own_name(postgres: PostgresServer) ->
 MIB = 1024 * 1024
 OLD = Transaction(42, "psql", 400.0, idle=True)
 JUDGED: list[tuple[Callable[[], Finding], str, str]] = [
-    (lambda: examine.library("3.51.3", safe=True), "ok", "3.51.3"),
-    (lambda: examine.library("3.40.1", safe=False), "warning", "3.40.1"),
-    (lambda: examine.journal("wal"), "ok", "WAL"),
-    (lambda: examine.journal("delete"), "error", "delete"),
-    (lambda: examine.schema(1, 1), "ok", "schema 1"),
-    (lambda: examine.schema(2, 1), "warning", "newer"),
-    (lambda: examine.room(100 * MIB, 5 * MIB), "ok", "100 MiB are free"),
-    (lambda: examine.room(100 * MIB - 1, 5 * MIB), "warning", "are free"),
-    (lambda: examine.room(400 * MIB, 5_000 * MIB), "warning", "400 MiB"),
-    (lambda: examine.room(500 * MIB, 5_000 * MIB), "ok", "500 MiB"),
-    (lambda: examine.log_length(99, 100), "ok", "0 KiB"),
-    (lambda: examine.log_length(64 * MIB, 64 * MIB), "warning", "64 MiB"),
-    (lambda: examine.content("row 3 missing from index"), "error", "row 3 missing"),
-    (lambda: examine.server("13.4", 130_004), "ok", "13.4"),
-    (lambda: examine.server("12.9", 120_009), "error", "too old"),
-    (lambda: examine.sync(fsync="on", commit="on"), "ok", "survives"),
-    (lambda: examine.sync(fsync="on", commit="off"), "warning", "synchronous_commit"),
-    (lambda: examine.sync(fsync="off", commit="on"), "error", "fsync"),
-    (lambda: examine.writable(standby=True, read_only=True), "error", "standby"),
-    (lambda: examine.writable(standby=False, read_only=False), "ok", "takes writes"),
-    (lambda: examine.clock(999.0), "ok", "999ms apart"),
-    (lambda: examine.clock(90_000.0), "warning", "1m 30s ahead of"),
-    (lambda: examine.clock(-2_000.0), "warning", "2s behind"),
-    (lambda: examine.vacuum(on=False, off_for=[]), "warning", "autovacuum is off:"),
-    (lambda: examine.dead_rows(10, 50_000), "ok", "50,000 dead"),
-    (lambda: examine.dead_rows(10, 50_001), "warning", "50,001 dead"),
-    (lambda: examine.dead_rows(1_000_000, 2_900_000), "ok", "1,000,000 live"),
-    (lambda: examine.transactions([OLD] * 5), "warning", "process 42 (psql, 6m 40s, idle)"),
-    (lambda: examine.transactions([OLD] * 5), "warning", "and 2 more"),
-    (lambda: examine.transactions([Transaction(1, "", 400.0, idle=False)]), "warning", "(unnamed, 6m 40s)"),
-    (lambda: examine.connections(79, 100), "ok", "79 of 100"),
-    (lambda: examine.connections(80, 100), "warning", "80 of 100"),
-    (lambda: examine.rights(["a", "b", "c", "d"], "app"), "error", "a, b, c…"),
+    (lambda: health.library("3.51.3", safe=True), "ok", "3.51.3"),
+    (lambda: health.library("3.40.1", safe=False), "warning", "3.40.1"),
+    (lambda: health.journal("wal"), "ok", "WAL"),
+    (lambda: health.journal("delete"), "error", "delete"),
+    (lambda: health.schema(1, 1), "ok", "schema 1"),
+    (lambda: health.schema(2, 1), "warning", "newer"),
+    (lambda: health.room(100 * MIB, 5 * MIB), "ok", "100 MiB are free"),
+    (lambda: health.room(100 * MIB - 1, 5 * MIB), "warning", "are free"),
+    (lambda: health.room(400 * MIB, 5_000 * MIB), "warning", "400 MiB"),
+    (lambda: health.room(500 * MIB, 5_000 * MIB), "ok", "500 MiB"),
+    (lambda: health.log_length(99, 100), "ok", "0 KiB"),
+    (lambda: health.log_length(64 * MIB, 64 * MIB), "warning", "64 MiB"),
+    (lambda: health.content("row 3 missing from index"), "error", "row 3 missing"),
+    (lambda: health.server("13.4", 130_004), "ok", "13.4"),
+    (lambda: health.server("12.9", 120_009), "error", "too old"),
+    (lambda: health.sync(fsync="on", commit="on"), "ok", "survives"),
+    (lambda: health.sync(fsync="on", commit="off"), "warning", "synchronous_commit"),
+    (lambda: health.sync(fsync="off", commit="on"), "error", "fsync"),
+    (lambda: health.writable(standby=True, read_only=True), "error", "standby"),
+    (lambda: health.writable(standby=False, read_only=False), "ok", "takes writes"),
+    (lambda: health.clock(999.0), "ok", "999ms apart"),
+    (lambda: health.clock(90_000.0), "warning", "1m 30s ahead of"),
+    (lambda: health.clock(-2_000.0), "warning", "2s behind"),
+    (lambda: health.vacuum(on=False, off_for=[]), "warning", "autovacuum is off:"),
+    (lambda: health.dead_rows(10, 50_000), "ok", "50,000 dead"),
+    (lambda: health.dead_rows(10, 50_001), "warning", "50,001 dead"),
+    (lambda: health.dead_rows(1_000_000, 2_900_000), "ok", "1,000,000 live"),
+    (lambda: health.transactions([OLD] * 5), "warning", "process 42 (psql, 6m 40s, idle)"),
+    (lambda: health.transactions([OLD] * 5), "warning", "and 2 more"),
+    (lambda: health.transactions([Transaction(1, "", 400.0, idle=False)]), "warning", "(unnamed, 6m 40s)"),
+    (lambda: health.connections(79, 100), "ok", "79 of 100"),
+    (lambda: health.connections(80, 100), "warning", "80 of 100"),
+    (lambda: health.rights(["a", "b", "c", "d"], "app"), "error", "a, b, c…"),
 ]
 
 
@@ -306,8 +309,8 @@ def test_each_fact_is_judged_by_its_bounds(judge: Callable[[], Finding], level: 
 def test_every_judgement_is_tried() -> None:
     judges = {
         name
-        for name, one in vars(examine).items()
-        if callable(one) and getattr(one, "__module__", "") == examine.__name__
+        for name, one in vars(health).items()
+        if callable(one) and getattr(one, "__module__", "") == health.__name__
     }
     tried = {name for judge, _, _ in JUDGED for name in judge.__code__.co_names}
     elsewhere = {"access", "libraries", "durability", "file_system", "ok", "size_of", "Transaction"}
@@ -316,4 +319,4 @@ def test_every_judgement_is_tried() -> None:
 
 def test_a_size_is_written_for_people() -> None:
     sizes: list[tuple[int, Any]] = [(0, "0 KiB"), (MIB - 1, "1,024 KiB"), (MIB, "1 MiB"), (20_480 * MIB, "20 GiB")]
-    assert [examine.size_of(size) for size, _ in sizes] == [text for _, text in sizes]
+    assert [health.size_of(size) for size, _ in sizes] == [text for _, text in sizes]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from duly import failure as failures
 from duly.model import DAY_MS, Change, Claimed, Failure, NewJob, State, Terms
+from duly.rules import failure as failures
 from duly.store import ops
 from duly.store.ops import Finish
 from tests.contract.stores import NOW, D1Store, PostgresStore, Store, new_id, new_token

@@ -31,10 +31,13 @@ from duly.errors import (
     StoreUnavailable,
 )
 from duly.model import Change, Failure, NewJob, State, Terms
-from duly.store import caller, ops, postgres, sqlite, wal
+from duly.store import caller, ops
 from duly.store.driver import Point
 from duly.store.ops import Finish, Replay
-from duly.store.postgres import PostgresDriver
+from duly.store.postgres import driver as postgres
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.sqlite import checkpoint
+from duly.store.sqlite import driver as sqlite
 from duly.store.statements import spell
 from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store, held, new_id, new_token, spoiled
 
@@ -440,8 +443,8 @@ def test_an_id_is_found_however_it_is_spelt_and_what_is_no_id_is_that_of_no_job(
 
 
 def test_j01_a_reader_that_stays_does_not_stop_writers(file, monkeypatch):
-    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 1)
-    monkeypatch.setattr(wal, "CHECKPOINT_SECONDS", 0.2)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.2)
     reader = sqlite3.connect(file.path, isolation_level=None)
     reader.execute("begin")
     reader.execute("select count(*) from duly_job").fetchall()
@@ -453,8 +456,8 @@ def test_j01_a_reader_that_stays_does_not_stop_writers(file, monkeypatch):
 
 
 def test_j01_a_process_that_checkpoints_in_vain_keeps_the_others_from_it_while_it_rests(file, monkeypatch, caplog):
-    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 1)
-    monkeypatch.setattr(wal, "CHECKPOINT_SECONDS", 0.05)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.05)
     reader = sqlite3.connect(file.path, isolation_level=None)
     reader.execute("begin")
     reader.execute("select count(*) from duly_job").fetchall()
@@ -464,7 +467,7 @@ def test_j01_a_process_that_checkpoints_in_vain_keeps_the_others_from_it_while_i
             if "sqlite.checkpoint_busy" in caplog.messages:
                 break
             threading.Event().wait(0.01)
-    log = wal.Log(file.driver.wal)
+    log = checkpoint.Log(file.driver.wal)
     with log.mine() as mine:
         assert not mine
     file.close()  # which does not wait until it has rested
@@ -476,7 +479,7 @@ def test_j01_a_process_that_checkpoints_in_vain_keeps_the_others_from_it_while_i
 
 def test_j01_a_writer_stands_back_while_another_process_checkpoints(file):
     file.enqueue()
-    log = wal.Log(file.driver.wal)
+    log = checkpoint.Log(file.driver.wal)
     with ThreadPoolExecutor(1) as threads, log.mine():
         written = threads.submit(file.enqueue)
         with pytest.raises(TimeoutError):
@@ -497,7 +500,7 @@ def test_j01_a_writer_whose_connection_broke_stands_back_for_the_log_that_is_the
     with pytest.raises(StoreError, match="closed database"):
         file.enqueue()
     file.enqueue()
-    log = wal.Log(file.driver.wal)
+    log = checkpoint.Log(file.driver.wal)
     with log.mine() as mine:
         assert mine
         assert writer._log.is_taken()
@@ -505,16 +508,16 @@ def test_j01_a_writer_whose_connection_broke_stands_back_for_the_log_that_is_the
 
 
 def test_j01_a_log_is_written_over_and_its_file_does_not_grow(file, emptied, monkeypatch):
-    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 300_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 300_000)
     sizes, salts, ids = [], set(), []
     for _ in range(5):
         ids += enqueued_until_emptied(file, emptied)
         sizes.append(os.stat(file.driver.wal).st_size)
         salts.add(salt_of(file.driver.wal))
-        assert not wal.is_long(file.driver.wal)  # though nobody has written since
+        assert not checkpoint.is_long(file.driver.wal)  # though nobody has written since
     assert len(salts) == 5
     assert len(set(sizes)) == 1
-    assert 300_000 < sizes[0] < 300_000 + 2 * wal.ROOM_BYTES
+    assert 300_000 < sizes[0] < 300_000 + 2 * checkpoint.ROOM_BYTES
     assert file.query("select id from duly_job order by id") == [(job_id,) for job_id in sorted(ids)]
     assert file.query("pragma integrity_check") == [("ok",)]
 
@@ -525,9 +528,9 @@ def test_j01_the_file_of_a_new_log_grows_by_many_commits_at_a_time(file):
         ids += file.enqueue()
         sizes.append(os.stat(file.driver.wal).st_size)
     grown = sorted(set(sizes))
-    assert {after - before for before, after in pairwise(grown)} == {wal.ROOM_BYTES}
+    assert {after - before for before, after in pairwise(grown)} == {checkpoint.ROOM_BYTES}
     assert 2 <= len(grown) <= 5
-    assert wal.length(file.driver.wal) < sizes[-1]
+    assert checkpoint.length(file.driver.wal) < sizes[-1]
     # Where nobody closed the file, it is read from the log: what lies behind is nothing.
     with sqlite3.connect(f"file:{copied(file)}?mode=rw", uri=True) as conn:
         assert conn.execute("select id from duly_job order by id").fetchall() == [(job_id,) for job_id in sorted(ids)]
@@ -550,8 +553,8 @@ def test_j01_a_commit_asks_for_no_times_of_the_log(file, monkeypatch):
 
 def test_j01_room_is_made_only_behind_what_others_have_written(file, monkeypatch):
     """Two writers in turns, each of whom makes room at every commit."""
-    monkeypatch.setattr(wal, "ROOM_BYTES", 5000)
-    monkeypatch.setattr(wal.Log, "_has_little_room", lambda log, size: True)
+    monkeypatch.setattr(checkpoint, "ROOM_BYTES", 5000)
+    monkeypatch.setattr(checkpoint.Log, "_has_little_room", lambda log, size: True)
     other = SQLiteStore(file.path)
     ids = [job_id for _ in range(40) for store in (file, other) for job_id in store.enqueue()]
     other.close()
@@ -572,8 +575,8 @@ def test_j01_room_is_made_under_the_lock_of_writers(file, monkeypatch):
             except sqlite3.OperationalError:
                 locked.append(path)
 
-    monkeypatch.setattr(wal, "_append_zeros", look)
-    monkeypatch.setattr(wal.Log, "_has_little_room", lambda log, size: True)
+    monkeypatch.setattr(checkpoint, "_append_zeros", look)
+    monkeypatch.setattr(checkpoint.Log, "_has_little_room", lambda log, size: True)
     file.enqueue()
     assert locked == [file.driver.wal]
 
@@ -582,7 +585,7 @@ def test_j01_a_log_that_no_room_can_be_made_for_is_written_all_the_same(file, mo
     def full(path: str, count: int, *, onto: os.stat_result) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr(wal, "_append_zeros", full)
+    monkeypatch.setattr(checkpoint, "_append_zeros", full)
     [job_id] = file.enqueue()
     assert file.state(job_id) == "ready"
 
@@ -591,12 +594,12 @@ def test_j01_no_room_is_made_in_a_file_that_was_put_in_its_place(file, tmp_path)
     file.enqueue()
     os.rename(file.driver.wal, tmp_path / "moved-wal")
     Path(file.driver.wal).write_bytes(b"somebody else's")
-    log = wal.Log(file.driver.wal)
+    log = checkpoint.Log(file.driver.wal)
     try:
         onto = os.stat(tmp_path / "moved-wal")
-        wal._append_zeros(file.driver.wal, 1000, onto=onto)
+        checkpoint._append_zeros(file.driver.wal, 1000, onto=onto)
         assert Path(file.driver.wal).read_bytes() == b"somebody else's"
-        wal._append_zeros(file.driver.wal, 1000, onto=os.stat(file.driver.wal))
+        checkpoint._append_zeros(file.driver.wal, 1000, onto=os.stat(file.driver.wal))
         assert os.stat(file.driver.wal).st_size > 1000
     finally:
         log.close()
@@ -608,7 +611,7 @@ def test_j01_a_log_that_has_not_begun_does_not_grow_by_what_changes_nothing(tmp_
     store = SQLiteStore(tmp_path / "duly.db")
     for _ in range(20):
         assert store.claim() == []
-    assert os.stat(store.driver.wal).st_size <= wal.ROOM_BYTES + 5000
+    assert os.stat(store.driver.wal).st_size <= checkpoint.ROOM_BYTES + 5000
     store.close()
 
 
@@ -621,10 +624,10 @@ def copied(store: SQLiteStore) -> Path:
 
 
 def test_j01_a_log_that_has_grown_too_long_is_cut(file, emptied, monkeypatch):
-    monkeypatch.setattr(wal, "MOST_KEPT_BYTES", 300_000)
+    monkeypatch.setattr(checkpoint, "MOST_KEPT_BYTES", 300_000)
     while os.stat(file.driver.wal).st_size <= 300_000:  # as if a reader had stayed
         file.enqueue(20)
-    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 100_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 100_000)
     file.enqueue()
     emptied.get(timeout=10)
     assert os.stat(file.driver.wal).st_size == 0
@@ -632,14 +635,14 @@ def test_j01_a_log_that_has_grown_too_long_is_cut(file, emptied, monkeypatch):
 
 
 def test_j01_where_one_writer_checkpoints_the_other_begins_the_log_anew_too(file, emptied, monkeypatch):
-    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 300_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 300_000)
     other = SQLiteStore(file.path)
     ids = []
     for one, another in ((file, other), (other, file), (file, other)):
         ids += enqueued_until_emptied(one, emptied)
-        size, begun = os.stat(file.driver.wal).st_size, wal.length(file.driver.wal)
+        size, begun = os.stat(file.driver.wal).st_size, checkpoint.length(file.driver.wal)
         ids += another.enqueue()
-        assert begun < wal.length(file.driver.wal) < 100_000
+        assert begun < checkpoint.length(file.driver.wal) < 100_000
         assert os.stat(file.driver.wal).st_size == size
     assert emptied.empty()  # nobody emptied what was empty
     other.close()
@@ -665,7 +668,7 @@ def test_j01_a_log_that_another_has_locked_is_begun_anew_by_him(file):
 def enqueued_until_emptied(store, emptied):
     """Enqueue one by one until a log has been emptied, and return the ids."""
     ids = []
-    while emptied.empty() and not wal.is_long(store.driver.wal):
+    while emptied.empty() and not checkpoint.is_long(store.driver.wal):
         ids += store.enqueue()
         assert len(ids) < 500
     emptied.get(timeout=10)
@@ -678,22 +681,22 @@ def salt_of(path):
 
 @pytest.mark.parametrize("page_bytes", [512, 4096, 65536])
 def test_j01_a_log_is_as_long_as_what_was_written_since_it_began_anew(tmp_path, monkeypatch, page_bytes):
-    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 1_000_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1_000_000)
     path = str(tmp_path / "theirs.db-wal")
     conn = sqlite3.connect(tmp_path / "theirs.db", isolation_level=None)
     for pragma in (f"page_size = {page_bytes}", "journal_mode = wal", "wal_autocheckpoint = 0"):
         conn.execute(f"pragma {pragma}")
     conn.execute("create table theirs (data)")
     for _ in range(3):
-        while not wal.is_long(path):
-            assert wal.length(path) <= 1_000_000
+        while not checkpoint.is_long(path):
+            assert checkpoint.length(path) <= 1_000_000
             conn.execute("insert into theirs values (zeroblob(10000))")
         _, frames, _ = conn.execute("pragma wal_checkpoint(restart)").fetchone()
-        assert wal.length(path) == frames * (page_bytes + 24) > 1_000_000
+        assert checkpoint.length(path) == frames * (page_bytes + 24) > 1_000_000
         conn.execute("insert into theirs values (zeroblob(10000))")
-        assert 10_000 < wal.length(path) < 300_000
+        assert 10_000 < checkpoint.length(path) < 300_000
         assert os.stat(path).st_size > 1_000_000
-        assert not wal.is_long(path)
+        assert not checkpoint.is_long(path)
     conn.close()
 
 
@@ -702,10 +705,10 @@ def test_j01_a_log_in_which_nothing_stands_is_not_long(tmp_path, content):
     path = tmp_path / "duly.db-wal"
     if content is not None:
         path.write_bytes(content)
-    log = wal.Log(str(path))
+    log = checkpoint.Log(str(path))
     assert not log.is_long()
-    assert not wal.is_long(str(path))
-    assert wal.length(str(path)) == 0
+    assert not checkpoint.is_long(str(path))
+    assert checkpoint.length(str(path)) == 0
     log.close()
 
 
@@ -730,7 +733,7 @@ def test_j01_a_write_waits_for_a_checkpoint_of_another_process_that_takes_long(t
     driver.run(ops.leave("nobody"))
     theirs = sqlite3.connect(driver.path, isolation_level=None, check_same_thread=False)
     log = os.open(driver.wal, os.O_RDONLY)
-    with ThreadPoolExecutor(1) as threads, mock.patch.object(wal, "CHECKPOINT_SECONDS", 0.1):
+    with ThreadPoolExecutor(1) as threads, mock.patch.object(checkpoint, "CHECKPOINT_SECONDS", 0.1):
         theirs.execute("begin immediate")
         fcntl.flock(log, fcntl.LOCK_EX)
         written = threads.submit(driver.run, ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")]))
@@ -835,13 +838,13 @@ def test_j01_a_path_that_is_no_file_is_refused(tmp_path, name):
 
 
 def test_j22_the_wal_of_a_file_behind_a_link_is_kept_short(tmp_path, emptied, monkeypatch):
-    monkeypatch.setattr(wal, "CHECKPOINT_BYTES", 50_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 50_000)
     (tmp_path / "real").mkdir()
     os.symlink(tmp_path / "real" / "duly.db", tmp_path / "link.db")
     store = SQLiteStore(tmp_path / "link.db")
     store.enqueue()  # behind the tables, which are longer than that
     emptied.get(timeout=10)
-    assert not wal.is_long(str(tmp_path / "real" / "duly.db-wal"))
+    assert not checkpoint.is_long(str(tmp_path / "real" / "duly.db-wal"))
     store.close()
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from duly.limits import lane_of
 from duly.model import Change, Claimed, Failure, NewJob, State, TaskLimits, Terms, Verdict
+from duly.rules.rate import lane_of
 from duly.store import lanes, ops
 from duly.store.lanes import Walk
 from duly.store.ops import Finish
-from duly.store.postgres import bring_up_to_date
+from duly.store.postgres.driver import bring_up_to_date
 from tests.contract.stores import NOW, WAITING, D1Store, PostgresStore, Store, new_id, new_token
 from tests.servers.postgres import PostgresServer
 

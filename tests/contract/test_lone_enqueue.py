@@ -14,13 +14,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from duly.codec import MAX_PAYLOAD
 from duly.errors import StoreRefused
 from duly.model import NewJob, Terms
-from duly.store import ops, postgres
+from duly.rules.codec import MAX_PAYLOAD
+from duly.store import ops
 from duly.store.driver import Watch
-from duly.store.listen import ADDING, ALL_AWAKE, LEAVE, PARK, PARKED, SETTLE, UNSETTLE
-from duly.store.postgres import PostgresDriver
+from duly.store.postgres import driver as postgres
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.postgres.listen import ADDING, ALL_AWAKE, LEAVE, PARK, PARKED, SETTLE, UNSETTLE
 from tests.contract.stores import PostgresStore, new_id
 from tests.contract.test_coalesce import blocked, locked, until
 
@@ -91,7 +92,7 @@ def test_j01_a_lone_job_is_stored_to_the_letter(fleet: PostgresStore, direct: li
 def test_j01_more_than_the_socket_takes_at_once_arrives(
     fleet: PostgresStore, direct: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.codec.check_size", lambda payload, task: None)
+    monkeypatch.setattr("duly.rules.codec.check_size", lambda payload, task: None)
     payload = f'"{"x" * 20_000_000}"'
     assert payload_of(fleet, enqueue(fleet.driver, payload)) == payload
     assert payload_of(fleet, enqueue(fleet.driver, "2")) == "2"

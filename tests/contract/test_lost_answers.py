@@ -34,7 +34,7 @@ from duly.model import (
     State,
     Terms,
 )
-from duly.store import batches, ops, schedules, shape
+from duly.store import batches, ops, queues, schedules
 from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver, Point
 from duly.store.ops import Finish, Op, Replay
@@ -365,19 +365,19 @@ def resume(store: Store) -> Op[Any]:
 
 
 def limit_queue(store: Store) -> Op[Any]:
-    store.run(shape.limit_queue("default", max_depth=5, ageing_ms=9, by="you", why="so", now=NOW))
-    return shape.limit_queue("default", max_depth=7, ageing_ms=shape.OFF, retry_share=0.5, by="me", why="so", now=NOW)
+    store.run(queues.limit_queue("default", max_depth=5, ageing_ms=9, by="you", why="so", now=NOW))
+    return queues.limit_queue("default", max_depth=7, ageing_ms=queues.OFF, retry_share=0.5, by="me", why="so", now=NOW)
 
 
 def note_depth(store: Store) -> Op[Any]:
-    store.run(shape.limit_queue("default", max_depth=5, by="you", why="so", now=NOW))
-    return shape.note_depth("default", 3, max_depth=5, now=NOW)
+    store.run(queues.limit_queue("default", max_depth=5, by="you", why="so", now=NOW))
+    return queues.note_depth("default", 3, max_depth=5, now=NOW)
 
 
 def claim_shaped(store: Store) -> Op[Any]:
     for number in range(5):
         add(store, number, delay_ms=number // 2, priority=number)
-    return shape.claim("default", ageing_ms=1, retries=1, limit=3, token=7, worker="w", now=NOW + 5)
+    return queues.claim("default", ageing_ms=1, retries=1, limit=3, token=7, worker="w", now=NOW + 5)
 
 
 def register(store: Store) -> Op[Any]:
@@ -750,7 +750,7 @@ READS = {
 def test_j01_no_write_is_missing_here() -> None:
     made = {
         f"{before}{found}"
-        for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches), ("shape.", shape))
+        for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches), ("shape.", queues))
         for found, function in inspect.getmembers(module, inspect.isfunction)
         if not found.startswith("_") and str(inspect.signature(function).return_annotation).startswith("Op[")
     }  # fmt: skip

@@ -15,12 +15,13 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from duly.errors import SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
-from duly.store import migrate, ops, sqlite
-from duly.store import postgres as pg
+from duly.store import migrate, ops
 from duly.store.driver import Driver
 from duly.store.migrate import Migration
-from duly.store.postgres import PostgresDriver, bring_up_to_date, migration_statements
-from duly.store.sqlite import SQLiteDriver
+from duly.store.postgres import driver as pg
+from duly.store.postgres.driver import PostgresDriver, bring_up_to_date, migration_statements
+from duly.store.sqlite import driver as sqlite
+from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import Dialect
 from tests.contract.stores import NOW, TABLES, PostgresStore, SQLiteStore, Store, new_id
 from tests.contract.test_statements import every_op
@@ -293,7 +294,7 @@ OPEN = """
 import sys
 from pathlib import Path
 from duly.store import ops
-from duly.store.sqlite import SQLiteDriver
+from duly.store.sqlite.driver import SQLiteDriver
 driver = SQLiteDriver(Path(sys.argv[1]))
 print("here", flush=True)
 sys.stdin.readline()

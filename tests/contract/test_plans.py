@@ -19,12 +19,12 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from duly.model import QUEUED, Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
-from duly.store import batches, lanes, ops, schedules, shape
+from duly.store import batches, lanes, ops, queues, schedules
 from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Mark, Op, Replay
-from duly.store.postgres import bring_up_to_date
+from duly.store.postgres.driver import bring_up_to_date
 from duly.store.schedules import Firing, Run, Skip, Told
-from duly.store.sqlite import SQLiteDriver
+from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import spell
 from tests.contract.stores import JOB_TERMS, NOW, definition
 from tests.servers.postgres import PostgresServer
@@ -319,17 +319,17 @@ ASKED: dict[str, Asked] = {
         {"enqueue": BY_ID, "hand_out": BY_ID | BY_LANE},
     ),
     "claim with ageing": Asked(
-        shape.claim(
+        queues.claim(
             "default", ageing_ms=60_000, retries=None, limit=50, token=9, worker="w", tasks=["work"], now=NOW
         ),
         {"claim_shaped": CLAIM},
     ),
     "claim with a budget": Asked(
-        shape.claim("default", ageing_ms=None, retries=5, limit=50, token=9, worker="w", tasks=["work"], now=NOW),
+        queues.claim("default", ageing_ms=None, retries=5, limit=50, token=9, worker="w", tasks=["work"], now=NOW),
         {"claim_shaped": CLAIM},
     ),
     "depth": Asked(
-        shape.depth("default", enough=10_001),
+        queues.depth("default", enough=10_001),
         {
             "depth": {
                 f"duly_job_{kind}"

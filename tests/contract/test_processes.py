@@ -18,8 +18,8 @@ from duly.model import Change, NewJob, State, Terms
 from duly.store import ops
 from duly.store.driver import Driver, Point
 from duly.store.ops import Finish
-from duly.store.postgres import PostgresDriver
-from duly.store.sqlite import SQLiteDriver
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import new_id
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(110)]

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from duly import backoff
-from duly.lifecycle import Policy, decide
 from duly.model import Change, Claimed, Crashed, Failure, Sighting, State
+from duly.rules import backoff
+from duly.rules.lifecycle import Policy, decide
 from duly.store import ops
 from duly.store.ops import Finish
 from tests.contract.stores import PostgresStore, Store, held, new_id, new_token

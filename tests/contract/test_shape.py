@@ -11,25 +11,25 @@ import pytest
 
 from duly.errors import ConfigError
 from duly.model import Claimed, Limit, NewJob, Terms
-from duly.store import ops, shape
+from duly.store import ops, queues
 from tests.contract.stores import NOW, PostgresStore, Store, new_id, new_token
 
 MINUTE = 60_000
 
 
 def limit(store: Store, queue: str = "default", *, by: str = "ann", why: str = "so", **limits: Any) -> None:
-    store.run(shape.limit_queue(queue, by=by, why=why, now=store.now, **limits))
+    store.run(queues.limit_queue(queue, by=by, why=why, now=store.now, **limits))
 
 
 def limits(store: Store) -> list[Limit]:
-    return store.run(shape.limits(now=store.now))
+    return store.run(queues.limits(now=store.now))
 
 
 def claim(
     store: Store, count: int = 1, *, ageing_ms: int | None = None, retries: int | None = None, **more: Any
 ) -> list[Claimed]:
     more = {"queue": "default", "token": new_token(), "worker": "w1", "now": store.now, **more}
-    return store.run(shape.claim(more.pop("queue"), limit=count, ageing_ms=ageing_ms, retries=retries, **more))
+    return store.run(queues.claim(more.pop("queue"), limit=count, ageing_ms=ageing_ms, retries=retries, **more))
 
 
 def ids(jobs: list[Claimed]) -> list[str]:
@@ -37,7 +37,7 @@ def ids(jobs: list[Claimed]) -> list[str]:
 
 
 def depth(store: Store, enough: int = 1000, queue: str = "default") -> int:
-    return store.run(shape.depth(queue, enough=enough))
+    return store.run(queues.depth(queue, enough=enough))
 
 
 def retries(store: Store, count: int, *, after_ms: int = 5, **terms: Any) -> list[str]:
@@ -67,8 +67,8 @@ def test_b09_limits_say_what_a_queue_was_told_by_whom_and_why(store: Store) -> N
         0.2,
     )
     assert (mail.set_at, mail.set_by, mail.set_why) == (store.now, "bob", "outage")
-    limit(store, "bulk", retry_share=shape.OFF, max_depth=shape.OFF)
-    limit(store, "mail", ageing_ms=shape.OFF)
+    limit(store, "bulk", retry_share=queues.OFF, max_depth=queues.OFF)
+    limit(store, "mail", ageing_ms=queues.OFF)
     [mail] = limits(store)
     assert (mail.max_depth, mail.ageing_ms, mail.retry_share) == (100, None, 0.2)
 
@@ -76,7 +76,7 @@ def test_b09_limits_say_what_a_queue_was_told_by_whom_and_why(store: Store) -> N
 def test_b09_the_log_tells_who_changed_a_limit_why_and_what(store: Store) -> None:
     limit(store, "mail", max_depth=100, by="ann", why="disk")
     limit(store, "mail", max_depth=100, by="bob", why="the same again")
-    limit(store, "mail", max_depth=shape.OFF, retry_share=0.5, by="bob", why="over")
+    limit(store, "mail", max_depth=queues.OFF, retry_share=0.5, by="bob", why="over")
     first, second = store.run(ops.events())
     assert (first.name, first.subject, first.by, first.why) == ("queue.limited", "mail", "ann", "disk")
     assert json.loads(first.data) == {
@@ -94,7 +94,7 @@ def test_b09_the_log_tells_who_changed_a_limit_why_and_what(store: Store) -> Non
 def test_b09_a_queue_without_a_name_has_no_limit() -> None:
     for name in ("", "a\x00b"):
         with pytest.raises(ConfigError, match="a name is not empty"):
-            shape.limit_queue(name, max_depth=1, by="a", why="b")
+            queues.limit_queue(name, max_depth=1, by="a", why="b")
 
 
 def test_b09_pauses_and_limits_of_a_queue_leave_each_other_alone(store: Store) -> None:
@@ -130,7 +130,7 @@ def test_b09_depth_is_what_waits_in_a_queue_and_not_what_runs(store: Store) -> N
 
 def test_b09_a_depth_that_was_counted_is_known_to_all_for_a_second(store: Store) -> None:
     def note(figure: int, max_depth: int = 100) -> bool:
-        return store.run(shape.note_depth("mail", figure, max_depth=max_depth, now=store.now))
+        return store.run(queues.note_depth("mail", figure, max_depth=max_depth, now=store.now))
 
     assert not note(5)
     limit(store, "mail", max_depth=100)
@@ -150,7 +150,7 @@ def test_b09_a_depth_that_was_counted_is_known_to_all_for_a_second(store: Store)
 
 def test_b09_a_depth_that_was_counted_up_to_another_limit_is_forgotten(store: Store) -> None:
     limit(store, "mail", max_depth=100)
-    store.run(shape.note_depth("mail", 101, max_depth=100, now=store.now))
+    store.run(queues.note_depth("mail", 101, max_depth=100, now=store.now))
     limit(store, "mail", ageing_ms=5)
     assert limits(store)[0].depth == 101
     limit(store, "mail", max_depth=1000)
@@ -249,7 +249,7 @@ def test_j08_a_token_asked_again_in_a_shaped_queue_gets_the_same_jobs_and_no_mor
     first = claim(store, 3, token=token, **shaped)
     assert len(first) == 3
     assert claim(store, 3, token=token, **shaped) == first
-    asked_again = shape.claim(
+    asked_again = queues.claim(
         "default", **{"ageing_ms": None, "retries": None, **shaped}, limit=3, token=token, worker="w1", now=store.now
     ).again
     assert store.run(asked_again) == first
@@ -265,7 +265,7 @@ def test_j07_shaped_claims_at_the_same_time_share_what_there_is_and_leave_nothin
         return await asyncio.gather(
             *(
                 store.driver.arun(
-                    shape.claim(
+                    queues.claim(
                         "default", ageing_ms=1000, retries=None, limit=10, token=new_token(), worker="w", now=store.now
                     )
                 )

@@ -18,7 +18,7 @@ from duly.errors import StoreRefused
 from duly.model import NewJob, Terms
 from duly.store import ops
 from duly.store.ops import Op
-from duly.store.sqlite import SQLiteDriver
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import new_id, spoiled
 
 

@@ -31,13 +31,13 @@ from duly.model import (
     TaskLimits,
     Terms,
 )
-from duly.store import batches, lanes, ops, schedules, shape, statements
+from duly.store import batches, lanes, ops, queues, schedules, statements
 from duly.store.batches import Callbacks
 from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Mark, Op, Replay
-from duly.store.postgres import PostgresDriver, bring_up_to_date
+from duly.store.postgres.driver import PostgresDriver, bring_up_to_date
 from duly.store.schedules import Firing, Run, Skip, Told
-from duly.store.sqlite import SQLiteDriver
+from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import sections, spell, split
 from tests.contract.stores import JOB_TERMS, NOW, PostgresStore, callback, definition, new_id
 
@@ -101,15 +101,15 @@ def every_op() -> dict[str, list[Op[Any]]]:
             ops.claim("q", limit=3, token=2, worker="w", tasks=["t"], marks=[Mark(0, NOW, plain)], now=NOW),
         ],
         "shape.limit_queue": [
-            shape.limit_queue("q", max_depth=5, ageing_ms=60_000, retry_share=0.25, by="a", why="b", now=NOW),
-            shape.limit_queue("q", ageing_ms=shape.OFF, by="a", why="c", now=NOW),
+            queues.limit_queue("q", max_depth=5, ageing_ms=60_000, retry_share=0.25, by="a", why="b", now=NOW),
+            queues.limit_queue("q", ageing_ms=queues.OFF, by="a", why="c", now=NOW),
         ],
-        "shape.depth": [shape.depth("q", enough=9)],
-        "shape.note_depth": [shape.note_depth("q", 3, max_depth=5, now=NOW)],
-        "shape.limits": [shape.limits(now=NOW + 5)],
+        "shape.depth": [queues.depth("q", enough=9)],
+        "shape.note_depth": [queues.note_depth("q", 3, max_depth=5, now=NOW)],
+        "shape.limits": [queues.limits(now=NOW + 5)],
         "shape.claim": [
-            shape.claim("shaped", ageing_ms=1, retries=0, limit=2, token=4, worker="w", tasks=["t"], now=NOW + 9),
-            shape.claim("shaped", ageing_ms=None, retries=None, limit=2, token=6, worker="w", now=NOW + 9),
+            queues.claim("shaped", ageing_ms=1, retries=0, limit=2, token=4, worker="w", tasks=["t"], now=NOW + 9),
+            queues.claim("shaped", ageing_ms=None, retries=None, limit=2, token=6, worker="w", now=NOW + 9),
         ],
         "head": [ops.head("q", tasks=["t"], now=NOW)],
         "lanes.declare": [lanes.declare({"t": TaskLimits("t", 3, 2, 1000), "u": TaskLimits("u")})],
@@ -271,7 +271,7 @@ def test_every_function_that_makes_an_operation_is_tested() -> None:
             ("schedules.", schedules),
             ("batches.", batches),
             ("lanes.", lanes),
-            ("shape.", shape),
+            ("shape.", queues),
         )
         for name, function in vars(module).items()
         if inspect.isfunction(function)

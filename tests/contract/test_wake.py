@@ -23,19 +23,22 @@ import psycopg
 import pytest
 
 from duly.model import Change, NewJob, State, Terms
-from duly.store import inotify, listen, ops, postgres
+from duly.store import ops
 from duly.store.driver import Pace, Watch
 from duly.store.ops import Finish
-from duly.store.postgres import PostgresDriver
-from duly.store.sqlite import SQLiteDriver
+from duly.store.postgres import driver as postgres
+from duly.store.postgres import listen
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.sqlite import watch as inotify
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import PostgresStore, SQLiteStore, Store, held, new_id
 
 PATIENCE = 60
 OTHER = """
 import sys
-from duly.keys import Ids
+from duly.rules.keys import Ids
 from duly.model import NewJob, Terms
-from duly.settings import Settings, parse_url
+from duly.rules.settings import Settings, parse_url
 from duly.store import open_driver, ops
 
 driver, new_id = open_driver(Settings(url=parse_url(sys.argv[1]))), Ids()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterator
 import pytest
 
 from duly.model import HELD, PARKED, Change, Claimed, Envelope, NewJob, State, TaskLimits, Terms
+from duly.rules.why import Holder
 from duly.store import lanes, ops
 from duly.store.lanes import Walk
 from duly.store.ops import Replay
-from duly.why import Holder
 from tests.contract.stores import Store, new_id, new_token
 
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from duly import Duly
 from duly.cli import main
-from duly.keys import Ids
 from duly.model import Change, Claimed, Failure, JobRecord, NewJob, State, Terms
+from duly.rules.keys import Ids
 from duly.store import ops
 from duly.store.ops import Finish, Held
 from tests.edges.programs import assert_within

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import pytest
 
-from duly.batches import Batch
+from duly.app.batches import Batch
 from duly.cli.batches import Look, Pace, bar_line
 from duly.model import BatchRecord, Change, State
 from duly.store import ops

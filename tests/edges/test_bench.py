@@ -18,7 +18,7 @@ from duly.bench.draining import Way, check
 from duly.bench.figures import Figure, Spread, Target, compared
 from duly.bench.place import MARK, BenchFailed, Recorded
 from duly.bench.report import rows, summary, target_rows
-from duly.settings import Settings
+from duly.rules.settings import Settings
 from tests.edges.programs import Folder, is_gone, wait_until
 
 QUICK = ("bench", "--quick")

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from duly import Duly
-from duly.keys import Ids
 from duly.model import Change, Claimed, Failure, NewJob, State, Terms
+from duly.rules.keys import Ids
 from duly.store import batches, migrate, ops
 from duly.store.ops import Finish
 from tests.edges.programs import DULY, PATIENCE, Folder, assert_within, wait_until

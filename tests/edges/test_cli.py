@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import duly
-from duly.cli import COMMANDS, main, tell
+from duly.cli import COMMANDS, main, output
 from duly.errors import ConfigError, StoreError
 from duly.store import migrate
 from tests.edges.programs import wait_until
@@ -102,7 +102,7 @@ def test_the_version_is_told_without_loading_the_rest(tmp_path):
 
 def test_a_network_file_system_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("duly.store.sqlite.file_system", lambda folder: "nfs4")  # none can be mounted here
+    monkeypatch.setattr("duly.store.sqlite.driver.file_system", lambda folder: "nfs4")  # none can be mounted here
     answer = CliRunner().invoke(main, ["migrate", "--url", "jobs.db"])
     assert answer.exit_code == 2
     assert "lies on a network file system (nfs4)" in answer.output
@@ -307,6 +307,7 @@ def test_a_message_of_the_store_is_told_without_the_names_that_mean_nothing_to_p
     inner = 'connection failed: connection to server at "127.0.0.1", port 1 failed: FATAL: no role "x"'
     refused = StoreError(f"list: PostgreSQL 127.0.0.1:1/db refuses the connection ({inner}): look at the URL")
     assert (
-        tell.reason(refused) == 'PostgreSQL 127.0.0.1:1/db refuses the connection (FATAL: no role "x"): look at the URL'
+        output.reason(refused)
+        == 'PostgreSQL 127.0.0.1:1/db refuses the connection (FATAL: no role "x"): look at the URL'
     )
-    assert tell.reason(ConfigError("list: is kept")) == "list: is kept"
+    assert output.reason(ConfigError("list: is kept")) == "list: is kept"

@@ -17,8 +17,8 @@ from duly import Duly
 from duly.errors import JobDead
 from duly.model import State
 from duly.testing import Clock, frozen
-from duly.tick import Ticked, Ticker
-from duly.upkeep.fire import MISSED, OVERLAP
+from duly.worker.tick import Ticked, Ticker
+from duly.worker.upkeep.fire import MISSED, OVERLAP
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "clock-queue.md"
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)

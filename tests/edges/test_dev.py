@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from duly import Duly
-from duly.cli import example, reload
+from duly.cli import example_call, reload
 from duly.model import State
 from tests.edges.programs import Folder, Forwarder, Program, assert_within, is_gone, wait_until
 
@@ -453,9 +453,9 @@ def test_an_example_has_arguments_that_the_task_takes():
     @app.task
     def nothing() -> None: ...
 
-    assert example.payload_of(many) == (
+    assert example_call.payload_of(many) == (
         '{"when": "2030-01-31T12:00:00Z", "id": "0190a6b2-7c3d-7e4f-8a1b-2c3d4e5f6a7b", "kind": "a", "rows": [{}], '
         '"pair": [1, "text"], "maybe": 1, "file_name": "data.csv"}'
     )
-    assert example.command_of("tasks.py", anything) == """duly enqueue tasks.py anything '{"it": "text"}'"""
-    assert example.command_of("my tasks.py", nothing) == "duly enqueue 'my tasks.py' nothing"
+    assert example_call.command_of("tasks.py", anything) == """duly enqueue tasks.py anything '{"it": "text"}'"""
+    assert example_call.command_of("my tasks.py", nothing) == "duly enqueue 'my tasks.py' nothing"

@@ -12,7 +12,7 @@ from typing import Any, Self
 import pytest
 
 from duly.model import FireRecord, ScheduleRecord
-from duly.schedule import Mode, Timing
+from duly.rules.timing import Mode, Timing
 from duly.store import ops
 from duly.store.schedules import Definition, abandon, define
 from duly.testing import drain, frozen

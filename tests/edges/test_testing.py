@@ -18,9 +18,9 @@ import pytest
 from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx, testing
 from duly.errors import ConfigError, JobError, KeyConflict
 from duly.model import State
-from duly.settings import Settings
+from duly.rules.settings import Settings
 from duly.store.ops import Op, Rows
-from duly.testing import seam
+from duly.testing import hooks
 from tests.engine.conftest import found
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -271,7 +271,7 @@ def test_a_task_that_no_process_could_run_is_refused_as_a_worker_would(app: Duly
 def test_a_job_that_enqueues_itself_for_ever_does_not_hang_the_drain(
     app: Duly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.testing.drainer.MOST_ATTEMPTS", 5)
+    monkeypatch.setattr("duly.testing.drain_worker.MOST_ATTEMPTS", 5)
 
     @app.task
     def again() -> None:
@@ -286,7 +286,7 @@ def test_a_job_that_enqueues_itself_for_ever_does_not_hang_the_drain(
 
 
 def test_a_drain_runs_however_many_jobs_were_there_before(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duly.testing.drainer.MOST_ATTEMPTS", 5)
+    monkeypatch.setattr("duly.testing.drain_worker.MOST_ATTEMPTS", 5)
 
     @app.task
     def child() -> None: ...
@@ -908,7 +908,7 @@ def test_inline_jobs_that_wait_for_others_for_long_keep_their_order(app: Duly) -
     assert heard == [f"ran {n}" for n in range(6)]
 
 
-class TakenByTheLoop(seam.Gate):
+class TakenByTheLoop(hooks.Gate):
     """Has a claim that a loop has begun take what a sync enqueue on the same loop then adds."""
 
     def __init__(self) -> None:
@@ -917,18 +917,18 @@ class TakenByTheLoop(seam.Gate):
         self._claimed: Future[Rows] | None = None
         self._threads = ThreadPoolExecutor(1)
 
-    async def aexecute(self, op: Op[Any], send: seam.Send, asend: seam.Asend) -> Rows:
+    async def aexecute(self, op: Op[Any], send: hooks.Send, asend: hooks.Asend) -> Rows:
         if op.name != "claim" or op.params["alone"] or self._claimed is not None:
             return await asend(op)
         self._claimed = self._threads.submit(self._claim_what_is_added, op, send)
         self.begun.set()
         return await asyncio.wrap_future(self._claimed)
 
-    def _claim_what_is_added(self, op: Op[Any], send: seam.Send) -> Rows:
+    def _claim_what_is_added(self, op: Op[Any], send: hooks.Send) -> Rows:
         assert self._added.wait(10)
         return send(op)
 
-    def execute(self, op: Op[Any], send: seam.Send) -> Rows:
+    def execute(self, op: Op[Any], send: hooks.Send) -> Rows:
         rows = send(op)
         if op.name == "enqueue" and self._claimed is not None:
             self._added.set()
@@ -945,7 +945,7 @@ def test_a_sync_enqueue_that_would_wait_for_the_loop_it_stops_is_refused(app: Du
 
     async def test() -> None:
         gate = TakenByTheLoop()
-        with seam.standing(app, gate):
+        with hooks.standing(app, gate):
             other = asyncio.create_task(hello.using(delay="1h").aenqueue("other"))
             await gate.begun.wait()
             with pytest.raises(ConfigError, match="await aenqueue instead"):
@@ -1050,7 +1050,7 @@ def test_a_failing_assertion_lists_ten_at_most(mail: Any) -> None:
 
 
 def test_jobs_are_found_however_many_there_are(mail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duly.testing.expecting.PAGE", 10)
+    monkeypatch.setattr("duly.testing.assertions.PAGE", 10)
     mail.enqueue_many(mail.call(f"n{n}") for n in range(25))
     testing.assert_enqueued(mail, count=25)
     testing.assert_enqueued(mail, {"to": "n0"})
@@ -1125,5 +1125,5 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
 
 
 def test_nothing_of_the_product_imports_the_test_helpers() -> None:
-    code = "import sys, duly.app, duly.worker, duly.cli; sys.exit('duly.testing' in sys.modules)"
+    code = "import sys, duly.app.app, duly.worker.worker, duly.cli; sys.exit('duly.testing' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

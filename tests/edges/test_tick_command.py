@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from duly import Duly
-from duly.tick import Ticked
+from duly.worker.tick import Ticked
 from tests.edges.programs import Folder
 from tests.edges.stock import DOWN, IS_DOWN
 from tests.edges.test_cli import complaint

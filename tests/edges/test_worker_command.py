@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from duly import liveness
 from duly.model import JobRecord, State
 from duly.store import migrate
+from duly.worker import liveness
 from tests.edges.programs import DULY, PATIENCE, Folder, Forwarder, Program, assert_within, is_gone, wait_until
 
 

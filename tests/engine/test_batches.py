@@ -13,9 +13,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from duly import Cancel, Ctx, Duly, Snooze, SyncCtx, backoff, batches
+from duly import Cancel, Ctx, Duly, Snooze, SyncCtx
+from duly.app import batches
 from duly.errors import AnswerLost, BatchNotFound, BatchSealed, ConfigError, KeyConflict, LeaseLost
 from duly.model import State
+from duly.rules import backoff
 from duly.store import ops
 from duly.store.ops import Op
 from duly.testing import adrain, drain, inline

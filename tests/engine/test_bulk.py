@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from duly import Duly, SyncCtx
-from duly.context import Asked, current
+from duly.app.context import Asked, current
+from duly.app.tasks import CHUNK, Call, Task
 from duly.errors import StoreUnavailable
 from duly.store.ops import Op
-from duly.tasks import CHUNK, Call, Task
 
 
 def numbered(app: Duly) -> Task[..., Any, Any]:

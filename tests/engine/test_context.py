@@ -15,10 +15,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from duly import Ctx, Duly, SyncCtx, backoff
-from duly.context import current
+from duly import Ctx, Duly, SyncCtx
+from duly.app.context import current
 from duly.errors import ConfigError, LeaseLost, StoreUnavailable
 from duly.model import State
+from duly.rules import backoff
 from duly.store import ops
 from duly.store.driver import Point
 from tests.engine.conftest import HOLDABLE, found, steal, work, work_until

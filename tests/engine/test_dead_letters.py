@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from duly import Duly, SyncCtx, backoff
+from duly import Duly, SyncCtx
 from duly.errors import BadArguments, ConfigError, JobNotFound, KeyConflict, NotReplayable
 from duly.model import State
+from duly.rules import backoff
 from duly.store import ops
 from tests.engine.conftest import Outside, found, work, work_until
 

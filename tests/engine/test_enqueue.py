@@ -15,9 +15,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from duly import Ctx, Duly, SyncCtx, backoff
+from duly import Ctx, Duly, SyncCtx
 from duly.errors import BadArguments, ConfigError, KeyConflict, PayloadTooLarge, StoreUnavailable
 from duly.model import State
+from duly.rules import backoff
 from duly.store import ops
 from tests.engine.conftest import HOLDABLE, Outside, awork, found, work, work_until
 from tests.servers.postgres import PostgresServer

@@ -17,12 +17,13 @@ from typing import Any, ClassVar
 import psycopg
 import pytest
 
-from duly import Cancel, Ctx, Duly, Retry, SyncCtx, slots
-from duly.keys import new_token
+from duly import Cancel, Ctx, Duly, Retry, SyncCtx
 from duly.model import Change, Failure, State
-from duly.signals import Signal
+from duly.rules.control import Signal
+from duly.rules.keys import new_token
 from duly.store import ops
-from duly.worker import Worker
+from duly.worker import slots
+from duly.worker.worker import Worker
 
 SECONDS = 20
 

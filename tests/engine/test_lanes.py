@@ -17,7 +17,7 @@ from duly import Duly, Snooze
 from duly.errors import AnswerLost, ConfigError
 from duly.model import State, TaskLimits
 from duly.store import lanes, ops
-from duly.worker import Worker
+from duly.worker.worker import Worker
 from tests.contract.stores import WAITING
 from tests.engine.conftest import HOLDABLE
 

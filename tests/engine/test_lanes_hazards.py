@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from duly import Duly, lanes
+from duly import Duly
 from duly.store import lanes as store_lanes
-from duly.tick import Ticker
+from duly.worker import lanes
+from duly.worker.tick import Ticker
 from tests.engine.conftest import Outside, work, work_until
 
 

@@ -13,13 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from duly import Duly
-from duly.depth import Depths
+from duly.app.queue_depth import Depths
 from duly.errors import ConfigError, QueueFull
 from duly.model import Claimed, Envelope, Limit, NewJob, State, Terms
-from duly.shaping import Shaping
-from duly.steps import run
 from duly.store import caller, ops
 from duly.store.ops import Op
+from duly.store.sequence import run
+from duly.worker.queue_limits import Shaping
 from tests.contract.stores import new_id
 from tests.engine.conftest import HOLDABLE, Outside, found, work, work_until
 
@@ -204,7 +204,7 @@ def test_b09_a_queue_takes_jobs_again_when_some_have_been_run(app: Duly) -> None
 def test_b09_enqueue_many_refuses_chunk_by_chunk_and_says_how_many_it_took(
     app: Duly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.tasks.CHUNK", 10)
+    monkeypatch.setattr("duly.app.tasks.CHUNK", 10)
 
     @app.task(queue="mail")
     def send(n: int) -> None: ...
@@ -223,7 +223,7 @@ def test_b09_enqueue_many_refuses_chunk_by_chunk_and_says_how_many_it_took(
 def test_b09_a_batch_is_refused_by_a_full_queue_and_can_be_filled_on(
     app: Duly, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
-    monkeypatch.setattr("duly.batches.CHUNK", 10)
+    monkeypatch.setattr("duly.app.batches.CHUNK", 10)
 
     @app.task(queue="mail")
     def send(n: int) -> None: ...

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from duly import Ctx, Duly
-from duly.keys import new_token
 from duly.model import State
-from duly.pace import MOST_AHEAD, Pace
+from duly.rules.keys import new_token
 from duly.store import ops
-from duly.upkeep.rescue import Rescue
+from duly.worker.prefetch import MOST_AHEAD, Pace
+from duly.worker.upkeep.rescue import Rescue
 from tests.contract.stores import D1Driver
 from tests.servers.d1 import D1Mannered
 

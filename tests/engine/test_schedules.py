@@ -11,13 +11,13 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from duly import Cancel, Ctx, Duly, Snooze, SyncCtx
-from duly.context import Missed
+from duly.app.context import Missed
 from duly.errors import ConfigError, ScheduleExists, ScheduleNotFound
 from duly.model import QUEUED, Change, State
 from duly.store import ops, schedules
 from duly.testing import Clock, drain, frozen
-from duly.upkeep import Upkeep
-from duly.upkeep.fire import LATE, MISSED, MOST_RUNS, OVERLAP, Fire
+from duly.worker.upkeep import Upkeep
+from duly.worker.upkeep.fire import LATE, MISSED, MOST_RUNS, OVERLAP, Fire
 from tests.engine.conftest import found, work, work_until
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)

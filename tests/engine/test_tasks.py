@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx, backoff
+from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx
 from duly.errors import ConfigError
 from duly.model import State
+from duly.rules import backoff
 from duly.store import migrate, ops
 from tests.engine.conftest import Outside, found, work, work_until
 

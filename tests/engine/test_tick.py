@@ -15,7 +15,7 @@ from duly.errors import ConfigError
 from duly.model import NewJob, State, Terms
 from duly.store import ops
 from duly.testing import frozen
-from duly.tick import Ticked, Ticker
+from duly.worker.tick import Ticked, Ticker
 from tests.contract.stores import new_id
 from tests.engine.conftest import found, take
 

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from duly import Duly
-from duly.context import Asked, Lease, current
-from duly.lifecycle import DONE
+from duly.app.context import Asked, Lease, current
+from duly.app.gil import LOOP_ALONE_SECONDS, SWITCH_SECONDS, threads_switched_often
 from duly.model import Claimed, Failed, Failure, State, Succeeded
-from duly.overtime import Overtime
-from duly.pace import MOST_AHEAD
+from duly.rules.lifecycle import DONE
 from duly.store import ops
 from duly.store.ops import Op
-from duly.store.sqlite import SQLiteDriver
-from duly.switching import LOOP_ALONE_SECONDS, SWITCH_SECONDS, threads_switched_often
-from duly.worker import Worker
+from duly.store.sqlite.driver import SQLiteDriver
+from duly.worker.deadlines import Overtime
+from duly.worker.prefetch import MOST_AHEAD
+from duly.worker.worker import Worker
 
 SECONDS = 20
 MORE_THAN_AT_THE_START = 10  # looks, when the upkeep has it look once more here and there
@@ -823,7 +823,7 @@ def test_a_claim_whose_empty_answer_comes_after_a_retry_was_recorded_does_not_en
 
 
 def test_a_drain_waits_until_a_slow_database_has_heard_that_it_goes(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duly.worker.TOLD_SECONDS", 0.0)
+    monkeypatch.setattr("duly.worker.worker.TOLD_SECONDS", 0.0)
 
     @app.task
     async def one() -> None: ...
@@ -837,7 +837,7 @@ def test_a_drain_waits_until_a_slow_database_has_heard_that_it_goes(app: Duly, m
 def test_j18_a_goodbye_that_nobody_hears_is_cut_short_by_the_second_signal(
     app: Duly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.worker.GOODBYE_SECONDS", 3600.0)
+    monkeypatch.setattr("duly.worker.worker.GOODBYE_SECONDS", 3600.0)
 
     async def twice_told() -> None:
         started, leaving = asyncio.Event(), asyncio.Event()

@@ -15,8 +15,8 @@ import pytest
 from duly import Duly
 from duly.model import Claimed, Envelope
 from duly.store.ops import Head, Mark
-from duly.watermark import Watermark
-from duly.worker import Worker
+from duly.worker.watermark import Watermark
+from duly.worker.worker import Worker
 from tests.engine.conftest import work
 
 LONG, SHORT = 5.0, 0.1

@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 
-from duly import Cancel, Ctx, Duly, SyncCtx, runner
-from duly.context import Lease
+from duly import Cancel, Ctx, Duly, SyncCtx
+from duly.app.context import Lease
 from duly.errors import JobTimeout, LeaseLost
-from duly.keys import new_token
-from duly.lifecycle import DONE
 from duly.model import State
-from duly.overtime import Overtime
+from duly.rules.keys import new_token
+from duly.rules.lifecycle import DONE
 from duly.store import ops
-from duly.threads import Threads, TimeIsUp
-from duly.worker import Worker
+from duly.worker import runner
+from duly.worker.deadlines import Overtime
+from duly.worker.threads import Threads, TimeIsUp
+from duly.worker.worker import Worker
 from tests.contract.stores import D1Driver
 from tests.servers.d1 import D1Mannered
 
@@ -211,7 +212,7 @@ def test_j16_what_is_raised_into_a_thread_is_taken_back_when_its_handler_has_end
         threads.interrupt(lease)  # type: ignore[arg-type]
         return "outcome"
 
-    monkeypatch.setattr("duly.threads._raise_into", lambda thread, error: raised.append(error))
+    monkeypatch.setattr("duly.worker.threads._raise_into", lambda thread, error: raised.append(error))
     monkeypatch.setattr(runner, "run", lambda lease: "outcome")
     assert threads.run(lease) == "outcome"  # type: ignore[arg-type, comparison-overlap]
     assert raised == []  # nobody has to wait for anybody where nothing was raised

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx, backoff
+from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx
 from duly.errors import BadArguments, JobDead, KeyConflict
+from duly.rules import backoff
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from duly.backoff import exponential
-from duly.failure import describe
-from duly.lifecycle import Policy, decide
 from duly.model import Failed, NewJob, State, Succeeded, Terms, Verdict
+from duly.rules.backoff import exponential
+from duly.rules.failure import describe
+from duly.rules.lifecycle import Policy, decide
 from duly.store import ops
 from duly.store.ops import Finish, Held, Replay
 from tests.contract.stores import new_id

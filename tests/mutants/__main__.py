@@ -15,6 +15,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.mutants import relocate
 from tests.mutants.catalogue import MUTANTS, Mutant
 
 ROOT = Path(__file__).parent.parent.parent
@@ -25,7 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("-k", default="", metavar="TEXT", help="only mutants whose file, text or test contains this")
     parser.add_argument("-j", type=int, default=2, metavar="N", help="how many at once")
+    parser.add_argument("--relocate", action="store_true", help="after code has moved: correct the file of each mutant")
     options = parser.parse_args()
+    if options.relocate:
+        relocate.show(relocate.relocate(ROOT))
     chosen = [mutant for mutant in MUTANTS if options.k in " ".join(mutant)]
     with ThreadPoolExecutor(options.j) as threads:
         verdicts = [show(mutant, verdict) for mutant, verdict in zip(chosen, threads.map(judge, chosen), strict=True)]

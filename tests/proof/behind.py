@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-import duly.store.postgres
+from duly.store.postgres import driver as postgres_driver
 from tests.proof.ledger import Ledger
 from tests.servers import pgbouncer
 
-pgbouncer.lead(duly.store.postgres)  # before anybody takes names from it
+pgbouncer.lead(postgres_driver)  # before anybody takes names from it
 
 # Why a test cannot go through PgBouncer in transaction mode, by a part of its name.
 LEFT_OUT = {

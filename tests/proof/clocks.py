@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from duly.store import statements
-from duly.store.sqlite import SQLiteDriver
+from duly.store.sqlite.driver import SQLiteDriver
 
 _FORM = "<q"
 

@@ -23,16 +23,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from duly import keys
 from duly.model import QUEUED, Catchup, Change, Claimed, Failure, NewJob, Overlap, State, Terms
-from duly.schedule import Mode, Timing
+from duly.rules import keys
+from duly.rules.timing import Mode, Timing
 from duly.store import batches, ops, schedules
 from duly.store.batches import Added
-from duly.store.gather import Waiting, rows_of
+from duly.store.group_commit import Waiting, rows_of
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.schedules import Definition
-from duly.store.sqlite import SQLiteDriver
-from duly.upkeep.fire import plan
+from duly.store.sqlite.driver import SQLiteDriver
+from duly.worker.upkeep.fire import plan
 from tests.proof.disk import Disk, Event, lay_down
 
 BEGINNING_MS = 1_800_000_000_000

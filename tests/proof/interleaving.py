@@ -18,7 +18,7 @@ from typing import Any, Self, TypeAlias
 import psycopg
 
 from duly.store.ops import Op
-from duly.store.postgres import PostgresDriver
+from duly.store.postgres.driver import PostgresDriver
 from tests.contract import stores
 
 TABLES = tuple(dict.fromkeys((*stores.TABLES, "duly_lane")))

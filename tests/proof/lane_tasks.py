@@ -6,8 +6,9 @@ import asyncio
 import os
 import time
 
-from duly import Ctx, Duly, backoff
-from duly.context import current
+from duly import Ctx, Duly
+from duly.app.context import current
+from duly.rules import backoff
 from tests.proof.tasks import ledger, told, written_down
 
 app = Duly(os.environ.get("PROOF_URL", "proof.db"), lease=os.environ.get("PROOF_LEASE", "2s"))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from duly.keys import Ids
+from duly.rules.keys import Ids
 
 
 class Ledger:

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from duly.model import Enqueued, NewJob, Verdict
-from duly.pace import LATE_SECONDS
-from duly.schedule import Mode, next_after
+from duly.rules.timing import Mode, next_after
 from duly.store import batches, lanes, ops, schedules
 from duly.store.ops import Finish, Op
 from duly.store.schedules import Due, Firing, Run
-from duly.upkeep import fire, rescue
-from duly.worker import Worker
+from duly.worker.prefetch import LATE_SECONDS
+from duly.worker.upkeep import fire, rescue
+from duly.worker.worker import Worker
 from tests.proof import breaks
 from tests.proof.breaks import BREAKS, TOUCHED
 from tests.proof.world import FOR_A_PARENT

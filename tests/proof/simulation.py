@@ -23,14 +23,15 @@ from typing import Any
 
 import msgspec
 
-from duly import Cancel, Ctx, Duly, Retry, Snooze, backoff
+from duly import Cancel, Ctx, Duly, Retry, Snooze
+from duly.app.tasks import Call
 from duly.errors import BatchSealed, DulyError
-from duly.keys import Ids
 from duly.model import QUEUED
+from duly.rules import backoff
+from duly.rules.keys import Ids
 from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
 from duly.store.ops import Op, Replay, Rows
-from duly.tasks import Call
 from tests.proof import crowds
 from tests.proof.breaks import broken
 from tests.proof.crowds import Crowd, Crowds

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from duly import Ctx, Duly, SyncCtx, backoff
-from duly.context import current
+from duly import Ctx, Duly, SyncCtx
+from duly.app.context import current
+from duly.rules import backoff
 from tests.proof.ledger import Ledger
 
 app = Duly(os.environ.get("PROOF_URL", "proof.db"), lease=os.environ.get("PROOF_LEASE", "2s"))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from duly.errors import AnswerLost, StoreUnavailable
-from duly.keys import Ids
+from duly.rules.keys import Ids
 from duly.store.ops import Op, Rows
 from tests.proof.breaks import TOUCHED, broken
 from tests.proof.crowds import KINDS, Crowd

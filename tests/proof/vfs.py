@@ -18,7 +18,8 @@ from typing import Any
 
 import apsw
 
-from duly.store import sqlite, wal
+from duly.store.sqlite import checkpoint
+from duly.store.sqlite import driver as sqlite
 from tests.proof.disk import Event
 
 LIBRARY = apsw.sqlite_lib_version()
@@ -96,17 +97,17 @@ def recording(seed: int) -> Iterator[list[Event]]:
     recorder = Recorder(seed)
     store: Any = sqlite
     store.sqlite3 = _Library(recorder)
-    append = wal._append_zeros
+    append = checkpoint._append_zeros
 
     def appended(path: str, count: int, *, onto: os.stat_result) -> None:
         """Write down what is written past SQLite."""
         recorder.log.append(Event("write", os.path.basename(path), os.stat(path).st_size, bytes(count)))
         append(path, count, onto=onto)
 
-    wal._append_zeros = appended
+    checkpoint._append_zeros = appended
     try:
         yield recorder.log
     finally:
-        wal._append_zeros = append
+        checkpoint._append_zeros = append
         store.sqlite3 = sqlite3
         recorder.unregister()

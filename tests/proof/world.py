@@ -21,18 +21,20 @@ from contextvars import Context, copy_context
 from types import SimpleNamespace
 from typing import Any
 
-from duly import heart, keys
-from duly import worker as workers
-from duly.app import Duly
-from duly.depth import Depths
+from duly.app.app import Duly
+from duly.app.events import Events
+from duly.app.queue_depth import Depths
+from duly.app.schedules import Schedules
+from duly.app.tasks import Task
 from duly.errors import AnswerLost, StoreUnavailable
-from duly.events import Events
-from duly.keys import Ids
-from duly.schedules import Schedules
-from duly.store import migrate, sqlite, statements
+from duly.rules import keys
+from duly.rules.keys import Ids
+from duly.store import migrate, statements
 from duly.store.driver import Driver
 from duly.store.ops import Op, Rows
-from duly.tasks import Task
+from duly.store.sqlite import driver as sqlite
+from duly.worker import heartbeat
+from duly.worker import worker as workers
 
 BEGINNING_MS = 1_800_000_000_000
 # What idle workers ask again and again; the rest is met by trouble more often, because it comes so much less often.
@@ -413,7 +415,7 @@ def without_chance(seed: int) -> Callable[[], None]:
     """Have everything that is random by itself follow from the seed; gives what undoes it."""
     chance = random.Random(seed)
     random.seed(seed)
-    names = [(keys, "new_token", lambda: chance.randrange(1, 2**53)), (heart, "Pulse", _NoPulse)]
+    names = [(keys, "new_token", lambda: chance.randrange(1, 2**53)), (heartbeat, "Pulse", _NoPulse)]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in names]
     for owner, name, value in names:
         setattr(owner, name, value)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly import backoff
 from duly.errors import ConfigError
+from duly.rules import backoff
 
 HOUR = 3_600_000
 ATTEMPTS = st.integers(1, 10**12)

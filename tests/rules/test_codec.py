@@ -19,9 +19,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from duly import codec, signature
-from duly import failure as failures
 from duly.errors import BadArguments, ConfigError, PayloadError, PayloadTooLarge
+from duly.rules import codec, signature
+from duly.rules import failure as failures
 
 # Every character, lone surrogates and NUL and our own mark among them.
 ANY_TEXT = st.text(st.characters(codec=None) | st.sampled_from('\x00\udc80\ud83d\ude00␛\\u0a"'), max_size=12)
@@ -455,7 +455,7 @@ def test_k05_a_set_with_odd_characters_is_sorted_too():
 
 def test_k05_a_set_is_stored_in_the_same_order_by_every_process():
     code = (
-        "from duly.signature import signature_codec\n"
+        "from duly.rules.signature import signature_codec\n"
         "def handler(names: frozenset[str]): ...\n"
         "print(signature_codec(handler).encode_call(({'a', 'b', 'c', 'd', 'e', 'f'},), {}))"
     )

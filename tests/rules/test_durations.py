@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly.durations import LONGEST_MS, describe, to_ms
 from duly.errors import ConfigError
+from duly.rules.durations import LONGEST_MS, describe, to_ms
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly.envelope import check_traceparent, child_of, pack, unpack
 from duly.errors import ConfigError
 from duly.model import Envelope
+from duly.rules.envelope import check_traceparent, child_of, pack, unpack
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TEXTS = st.none() | st.text(st.characters(codec=None), max_size=10)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duly.errors import ConfigError
-from duly.keys import Ids, fingerprint, key_of, new_id, new_token, replay_key
+from duly.rules.keys import Ids, fingerprint, key_of, new_id, new_token, replay_key
 
 TIMES = st.integers(0, 2**48 - 1)
 TAILS = st.binary(min_size=10, max_size=10)

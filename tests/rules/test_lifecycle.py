@@ -6,18 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly import backoff
-from duly.lifecycle import (
-    ARROWS,
-    ATTEMPTS_USED_UP,
-    KILLED_ITS_WORKER,
-    LOST_ON_LAST_ATTEMPT,
-    NOT_RETRIED,
-    Policy,
-    allowed,
-    decide,
-    retry_after,
-)
 from duly.model import (
     Cancelled,
     Change,
@@ -30,6 +18,18 @@ from duly.model import (
     State,
     Succeeded,
     Waiting,
+)
+from duly.rules import backoff
+from duly.rules.lifecycle import (
+    ARROWS,
+    ATTEMPTS_USED_UP,
+    KILLED_ITS_WORKER,
+    LOST_ON_LAST_ATTEMPT,
+    NOT_RETRIED,
+    Policy,
+    allowed,
+    decide,
+    retry_after,
 )
 
 ERROR = Failure("ValueError", "no")

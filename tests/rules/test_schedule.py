@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duly import schedule
 from duly.errors import ConfigError
-from duly.schedule import Mode, Run, due_between, explain, next_after, occurrences, timing
+from duly.rules import timing as schedule
+from duly.rules.timing import Mode, Run, due_between, explain, next_after, occurrences, timing
 from tests import schedule_judge as judge
 
 HOUR = 3_600_000
@@ -207,8 +207,8 @@ def test_s01_utc_needs_no_zone_data_and_other_zones_say_where_to_get_it(monkeypa
     def missing(name):
         raise ZoneInfoNotFoundError(name)
 
-    monkeypatch.setattr("duly.almanac.available_timezones", set)
-    monkeypatch.setattr("duly.almanac.ZoneInfo", missing)
+    monkeypatch.setattr("duly.rules.days.available_timezones", set)
+    monkeypatch.setattr("duly.rules.days.ZoneInfo", missing)
     assert next_after(timing("0 9 * * *"), ms("2026-01-01")) == ms("2026-01-01 09:00")
     with pytest.raises(ConfigError, match="pip install tzdata"):
         timing("0 9 * * *", tz="Europe/Vienna")
@@ -355,7 +355,7 @@ def test_s02_odd_changes_of_the_past_are_as_brute_force_says(tz, year):
 def test_s02_a_second_pass_that_goes_on_over_midnight_of_utc_is_still_the_second(monkeypatch):
     # No zone has had this since 1970, but the walk goes by days of UTC: here 23:30 to 00:30 of UTC is repeated.
     made = made_up_zone("<A>0<B>-1,M3.5.0/0,M10.5.0/0:30")
-    monkeypatch.setattr("duly.cron.zone", lambda name: made)
+    monkeypatch.setattr("duly.rules.cron.zone", lambda name: made)
     schedule._almanac.cache_clear()
     assert following("15 0 * * *", "2026-10-24 12:00", n=2) == ["2026-10-24 23:15", "2026-10-26 00:15"]
     assert following("*/30 0 * * *", "2026-10-24 23:29", n=2) == ["2026-10-25 00:00", "2026-10-25 00:30"]

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from duly.errors import ConfigError
-from duly.schedule import Mode, Run, due_between, explain, next_after, occurrences, timing
+from duly.rules.timing import Mode, Run, due_between, explain, next_after, occurrences, timing
 
 WEEKDAYS = ["MO", "TU", "WE", "TH", "FR", "SA", "SU"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from duly.errors import ConfigError
 from duly.model import Terms
-from duly.settings import Settings, load, parse_url
+from duly.rules.settings import Settings, load, parse_url
 
 
 def test_the_defaults_are_those_of_the_contract():

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-import duly.store.postgres
 from duly.store import ops
+from duly.store.postgres import driver as postgres_driver
 from tests.servers import pgbouncer
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import PostgresServer
@@ -36,12 +36,12 @@ def test_what_the_driver_opens_is_led_through_and_what_others_open_is_not(
     postgres: PostgresServer, bouncer: PgBouncer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("led", "look", "bring_up_to_date"):
-        monkeypatch.setattr(duly.store.postgres, name, getattr(duly.store.postgres, name, None), raising=False)
-    monkeypatch.delattr(duly.store.postgres, "led")
-    driver_class = duly.store.postgres.PostgresDriver
+        monkeypatch.setattr(postgres_driver, name, getattr(postgres_driver, name, None), raising=False)
+    monkeypatch.delattr(postgres_driver, "led")
+    driver_class = postgres_driver.PostgresDriver
     monkeypatch.setattr(driver_class, "__init__", driver_class.__init__)
     monkeypatch.setenv(pgbouncer.VARIABLE, f"on,{postgres.port}:{bouncer.port}")
-    pgbouncer.lead(duly.store.postgres)
+    pgbouncer.lead(postgres_driver)
     driver = driver_class(f"{postgres_url}?options=-c%20lock_timeout%3D2s")
     driver.run(ops.clock())
     assert bouncer.transactions() > 0
@@ -55,7 +55,7 @@ def test_who_leaves_prepared_on_by_mistake_leaves_no_setting_of_the_driver_behin
     postgres: PostgresServer, bouncer: PgBouncer, postgres_url: str
 ) -> None:
     url = postgres_url.replace(str(postgres.port), str(bouncer.port))
-    driver = duly.store.postgres.PostgresDriver(url, connections=1)
+    driver = postgres_driver.PostgresDriver(url, connections=1)
     driver.run(ops.clock())
     with psycopg.connect(url, autocommit=True) as stranger:
         assert stranger.execute("show plan_cache_mode").fetchone() == ("auto",)

@@ -15,7 +15,7 @@ from duly.bench.load import Kind
 from duly.bench.orders import Orders, Told
 from duly.bench.part import Part, Plan, in_order, tallied
 from duly.bench.place import BenchFailed, Place, Recorded
-from duly.keys import Ids
+from duly.rules.keys import Ids
 
 HALF_OF_LIMIT = Target(at_least=0.5)
 SYNC = Target(at_least=0.6)

@@ -13,7 +13,7 @@ from duly.bench import load
 from duly.bench.figures import Figure, Target, alone, compared, percentile
 from duly.bench.part import Part, Plan, in_order
 from duly.bench.place import BenchFailed, Place
-from duly.keys import Ids
+from duly.rules.keys import Ids
 
 LIKE_BARE = Target(at_least=0.9)
 GROUPED = Target(at_least=4)

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from duly import backoff
-from duly.app import Duly
-from duly.tasks import Call, Task
+from duly.app.app import Duly
+from duly.app.tasks import Call, Task
+from duly.rules import backoff
 
 Kind: TypeAlias = Literal["async", "sync", "mixed", "typed", "capped"]
 Note: TypeAlias = Callable[[int], int]

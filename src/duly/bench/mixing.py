@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+from duly.app.tasks import Task
 from duly.bench import load
 from duly.bench.child import Child
 from duly.bench.draining import Way, check
@@ -14,7 +15,6 @@ from duly.bench.figures import Figure, alone, percentile
 from duly.bench.orders import Orders
 from duly.bench.part import Part, Plan, tallied, wait_for
 from duly.bench.place import Place
-from duly.tasks import Task
 
 PRODUCERS = 2
 PRODUCING_SECONDS = 3.0

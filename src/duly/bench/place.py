@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from duly.app import Duly
-from duly.settings import Settings
+from duly.app.app import Duly
+from duly.rules.settings import Settings
 
 MARK = "made by duly bench, which removes it"
 

@@ -12,8 +12,8 @@ from psycopg import errors
 
 from duly.bench.place import MARK, BenchFailed, Limit, Place, app_arguments, now_ms
 from duly.errors import ConfigError, StoreError
-from duly.settings import Settings
-from duly.store.postgres import bring_up_to_date, describe, translate
+from duly.rules.settings import Settings
+from duly.store.postgres.driver import bring_up_to_date, describe, translate
 
 SCHEMA = "duly_bench"
 TABLES = (

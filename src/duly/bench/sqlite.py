@@ -15,9 +15,9 @@ import msgspec
 
 from duly.bench.place import Limit, Place, app_arguments, now_ms
 from duly.errors import ConfigError
-from duly.settings import Settings
-from duly.store import wal
-from duly.store.sqlite import SQLiteDriver, check_host, file_system
+from duly.rules.settings import Settings
+from duly.store.sqlite import checkpoint
+from duly.store.sqlite.driver import SQLiteDriver, check_host, file_system
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 PREFIX = "duly-bench-"
@@ -107,7 +107,7 @@ class SQLitePlace(Place):
 
     def wal_bytes(self) -> int:
         """Say how long the log is: it only grows while nobody checkpoints."""
-        return wal.length(f"{self.path}-wal")
+        return checkpoint.length(f"{self.path}-wal")
 
     def describe(self) -> dict[str, Any]:
         """Say which library, how it syncs, and on what kind of file system."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from duly.app import Duly
+from duly.app.app import Duly
 from duly.bench.load import CONCURRENCY, arguments, declare
 from duly.bench.orders import Orders, Told
 from duly.bench.tally import Tally
@@ -80,9 +80,9 @@ class _Work:
 
     def _count(self) -> None:
         """Have statements counted, and let SQLite's log grow, so that its length tells what was written."""
-        from duly.store import wal
+        from duly.store.sqlite import checkpoint
 
-        wal.CHECKPOINT_BYTES = 1 << 60
+        checkpoint.CHECKPOINT_BYTES = 1 << 60
 
         def hook(point: Point) -> None:
             if point.moment == "before":

@@ -16,8 +16,9 @@ import click
 from click.core import ParameterSource
 from click.exceptions import NoArgsIsHelpError
 
-from duly import __version__, settings
+from duly import __version__
 from duly.errors import BatchNotFound, ConfigError, DulyError, JobNotFound, PayloadError, ScheduleNotFound
+from duly.rules import settings
 
 COMMANDS = {
     "backup": "Copy a SQLite database while it is in use.",
@@ -106,9 +107,9 @@ class Commands(Named):
             with _shortly():
                 return super().invoke(ctx)
         except DulyError as error:
-            from duly.cli import tell
+            from duly.cli import output
 
-            click.echo(f"duly: {tell.plain(tell.reason(error))}", err=True)
+            click.echo(f"duly: {output.plain(output.reason(error))}", err=True)
             sys.exit(_exit_code(error))
         except KeyboardInterrupt:
             click.echo("\nduly: interrupted" if sys.stderr.isatty() else "duly: interrupted", err=True)

@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 import click
 
-from duly.cli import tell
+from duly.cli import output
 from duly.cli.database import database_options, json_option, opened
 from duly.errors import ConfigError
-from duly.settings import Settings
+from duly.rules.settings import Settings
 
 Pages: TypeAlias = Callable[[int, int], None]
 
@@ -41,14 +41,14 @@ def command(file: Path, force: bool, url: str | None, schema: str | None, target
         source = _source(app.settings, file)
         if file.is_file() and not force:
             raise ConfigError(f"{file} is there already: name another file, or say --force to write over it")
-        from duly.store import backup as backups
+        from duly.store.sqlite import backup as backups
 
         began_at = time.monotonic()
         with pages("backup") as progress:
             backups.backup(source, file, replace=force, progress=progress)
     size, took_s = file.stat().st_size, time.monotonic() - began_at
     if as_json:
-        tell.answer_json({"file": str(file.absolute()), "bytes": size, "took_ms": round(took_s * 1000)})
+        output.answer_json({"file": str(file.absolute()), "bytes": size, "took_ms": round(took_s * 1000)})
     else:
         click.echo(f"{file}: {in_bytes(size)} in {took_s:.1f} s")
 
@@ -69,7 +69,7 @@ def _source(settings: Settings, file: Path) -> Path:
 def pages(label: str) -> Iterator[Pages]:
     """Show how far a copy is, in percent: how many pages there are is only known on the way."""
     shown = 0
-    with tell.progress(label, 100) as advance:
+    with output.progress(label, 100) as advance:
 
         def progress(done: int, total: int) -> None:
             nonlocal shown

@@ -17,10 +17,9 @@ from uuid import UUID
 import click
 import msgspec
 
-from duly import steps
-from duly.app import Duly
-from duly.batches import Batch
-from duly.cli import INTERRUPTED, Named, tell
+from duly.app.app import Duly
+from duly.app.batches import Batch
+from duly.cli import INTERRUPTED, Named, output
 from duly.cli.database import (
     AN_ID,
     WHOLE_ID,
@@ -33,11 +32,11 @@ from duly.cli.database import (
     the_one,
 )
 from duly.cli.queues import meant
-from duly.cli.waiting import is_away
-from duly.durations import to_ms
+from duly.cli.wait_for_database import is_away
 from duly.errors import BatchNotFound, StoreError
 from duly.model import BatchRecord
-from duly.store import ops
+from duly.rules.durations import to_ms
+from duly.store import ops, sequence
 from duly.store.ops import Op
 
 LEAST_MS = 100
@@ -101,11 +100,11 @@ def list_(
         known = set() if found or name is None else {one.name for one in app.batches.list()}
         now = app.driver.run(ops.clock())
     if as_json:
-        tell.answer_json([_described(one) for one in found[:limit]])
+        output.answer_json([_described(one) for one in found[:limit]])
         return
     _tell_batches(found[:limit], now)
     if not found and (name is not None or active or before is not None):
-        click.echo(tell.plain(f"no batch matches these filters{meant(name or '', known)}"))
+        click.echo(output.plain(f"no batch matches these filters{meant(name or '', known)}"))
     elif not found:
         click.echo("there are no batches yet: with app.batch(…) makes one")
     elif len(found) > limit:
@@ -143,7 +142,7 @@ def _state(record: BatchRecord) -> str:
 
 def _tell_batches(found: list[BatchRecord], now: int) -> None:
     """Print a table of batches; what one looks for first has room in 80 columns."""
-    tell.table(
+    output.table(
         ["id", "state", "done", "dead", "name", "jobs", "running", "created", "key"],
         [
             [
@@ -154,7 +153,7 @@ def _tell_batches(found: list[BatchRecord], now: int) -> None:
                 one.name,
                 f"{one.total:,}",
                 f"{one.running:,}",
-                tell.ago(one.created_at, now, units=1),
+                output.ago(one.created_at, now, units=1),
                 one.key or "",
             ]
             for one in found
@@ -188,9 +187,9 @@ def show(batch_id: str, url: str | None, schema: str | None, target: str | None,
         record = _found(app, batch_id).progress()
         now = app.driver.run(ops.clock())
     if as_json:
-        tell.answer_json(_described(record))
+        output.answer_json(_described(record))
         return
-    tell.facts(_facts(record, now))
+    output.facts(_facts(record, now))
     _hint(record)
 
 
@@ -217,7 +216,7 @@ def _facts(record: BatchRecord, now: int) -> list[tuple[str, str]]:
 
 
 def _moment(at: int | None, now: int) -> str | None:
-    return None if at is None else f"{tell.moment(at)} ({tell.ago(at, now)})"
+    return None if at is None else f"{output.moment(at)} ({output.ago(at, now)})"
 
 
 def _told_success(record: BatchRecord) -> str | None:
@@ -238,7 +237,7 @@ def _hint(record: BatchRecord) -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(f"duly: {tell.plain(text)}", err=True)
+    click.echo(f"duly: {output.plain(text)}", err=True)
 
 
 # Watching
@@ -308,12 +307,12 @@ class Lines:
     def away(self, error: StoreError) -> None:
         """Tell once that the database is away."""
         if error.code != self._last:
-            click.echo(f"{_clock()}  {tell.plain(tell.reason(error))}")
+            click.echo(f"{_clock()}  {output.plain(output.reason(error))}")
         self._last = error.code
 
     def end(self, record: BatchRecord) -> None:
         """Tell what became of it."""
-        click.echo(tell.plain(_summary(record)))
+        click.echo(output.plain(_summary(record)))
         if record.dead:
             _say(f"look at what died: duly dead list --batch {record.id}")
 
@@ -327,13 +326,13 @@ class Objects(Lines):
     def look(self, look: Look) -> None:
         """Tell a look, if there is anything new."""
         if look.record != self._last:
-            tell.answer_json({**_described(look.record), "rate": look.rate, "left_ms": look.left_ms})
+            output.answer_json({**_described(look.record), "rate": look.rate, "left_ms": look.left_ms})
         self._last = look.record
 
     def away(self, error: StoreError) -> None:
         """Tell once that the database is away."""
         if error.code != self._last:
-            tell.answer_json({"error": tell.reason(error), "code": error.code})
+            output.answer_json({"error": output.reason(error), "code": error.code})
         self._last = error.code
 
     def end(self, record: BatchRecord) -> None:
@@ -349,8 +348,8 @@ class Bar(Lines):
 
     def away(self, error: StoreError) -> None:
         """Write over the bar that the database is away."""
-        reason = tell.plain(" ".join(tell.reason(error).split()))
-        self._draw(tell.cut(reason, shutil.get_terminal_size().columns - 1))
+        reason = output.plain(" ".join(output.reason(error).split()))
+        self._draw(output.cut(reason, shutil.get_terminal_size().columns - 1))
 
     def stop(self) -> None:
         """Leave the bar where it is, and go on below it."""
@@ -424,11 +423,11 @@ def _clock() -> str:
 
 def bar_line(look: Look, width: int) -> str:
     """Draw a look as one line; where there is no room for a bar there is none."""
-    name = tell.cut(tell.plain(" ".join(look.record.name.split())), LONGEST_NAME)
+    name = output.cut(output.plain(" ".join(look.record.name.split())), LONGEST_NAME)
     figures = "  ".join(_figures(look))
     room = min(LONGEST_BAR, width - len(name) - len(figures) - len("  []  "))
     if room < LEAST_BAR:
-        return tell.cut(f"{name}  {figures}", width)
+        return output.cut(f"{name}  {figures}", width)
     share = look.record.percent / 100 if look.record.total or look.record.complete else 0.0
     drawn = "#" * int(room * share)
     return f"{name}  [{drawn.ljust(room, '-')}]  {figures}"
@@ -442,7 +441,7 @@ def _figures(look: Look) -> list[str]:
     if record.sealed_at is None:
         figures.append("not sealed yet")
     elif not record.complete:
-        figures.append("? left" if look.left_ms is None else f"{tell.age(look.left_ms)} left")
+        figures.append("? left" if look.left_ms is None else f"{output.age(look.left_ms)} left")
     figures.append(f"dead {record.dead:,}")
     figures += [f"{name} {number:,}" for name in ("partial", "cancelled") if (number := getattr(record, name))]
     return [*figures, f"running {record.running:,}"] if record.running else figures
@@ -450,7 +449,7 @@ def _figures(look: Look) -> list[str]:
 
 def _summary(record: BatchRecord) -> str:
     counts = ", ".join(f"{number:,} {name}" for name in ENDED if (number := getattr(record, name)))
-    lasted = tell.age(None if record.completed_at is None else record.completed_at - record.created_at)
+    lasted = output.age(None if record.completed_at is None else record.completed_at - record.created_at)
     needed = "it was cancelled" if record.cancelled_at is not None else f"which takes {record.ok_at * 100:g}% of them"
     success = "" if record.success else f"; no success, {needed}"
     return f"batch {record.name!r} is complete after {lasted}: {counts or 'it was empty'}{success}"
@@ -491,19 +490,21 @@ def cancel(
         before = after = batch.progress()
         count = before.open
         if not (dry_run or before.complete):
-            if not tell.confirmed(f"Cancel the rest of batch {before.name!r} ({_rest(before)})?", yes=yes):
+            if not output.confirmed(f"Cancel the rest of batch {before.name!r} ({_rest(before)})?", yes=yes):
                 raise click.Abort
             count = _cancel(app, batch, by, why, before.open)
             after = batch.progress()
     if as_json:
-        tell.answer_json({**_described(after), "dry_run": dry_run, "count": count})
+        output.answer_json({**_described(after), "dry_run": dry_run, "count": count})
     elif before.complete:
-        click.echo(tell.plain(f"nothing to cancel: batch {before.name!r} is complete"))
+        click.echo(output.plain(f"nothing to cancel: batch {before.name!r} is complete"))
     elif dry_run:
-        click.echo(tell.plain(f"would cancel the rest of batch {before.name!r}: {_rest(before)}; nothing was changed"))
+        click.echo(
+            output.plain(f"would cancel the rest of batch {before.name!r}: {_rest(before)}; nothing was changed")
+        )
     else:
         stopping = f"; {after.running:,} still running, asked to stop" if after.running else ""
-        click.echo(tell.plain(f"cancelled the rest of batch {before.name!r}: {_jobs(count)}{stopping}"))
+        click.echo(output.plain(f"cancelled the rest of batch {before.name!r}: {_jobs(count)}{stopping}"))
 
 
 def _rest(record: BatchRecord) -> str:
@@ -516,7 +517,7 @@ def _jobs(number: int) -> str:
 
 def _cancel(app: Duly, batch: Batch, by: str, why: str | None, total: int) -> int:
     """Cancel a chunk after the other, and show how far it is."""
-    with tell.progress("cancel", total) as advance:
+    with output.progress("cancel", total) as advance:
 
         def ask(op: Op[Any]) -> Any:
             answer = app.driver.run(op)
@@ -524,4 +525,4 @@ def _cancel(app: Duly, batch: Batch, by: str, why: str | None, total: int) -> in
                 advance(len(answer))
             return answer
 
-        return steps.run(batch._cancelling(by, why), ask)
+        return sequence.run(batch._cancelling(by, why), ask)

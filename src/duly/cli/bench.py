@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from duly.cli import read_settings, tell
+from duly.cli import output, read_settings
 from duly.errors import ConfigError
-from duly.settings import Settings
+from duly.rules.settings import Settings
 
 if TYPE_CHECKING:
     from duly.bench.place import Place
@@ -70,7 +70,7 @@ def command(url: str | None, quick: bool, only: str | None, repeat: int | None, 
     if as_json:
         from duly.bench.report import summary
 
-        tell.answer_json({**about, "figures": [figure.plain() for figure in figures], "summary": summary(figures)})
+        output.answer_json({**about, "figures": [figure.plain() for figure in figures], "summary": summary(figures)})
     else:
         _show(about, figures)
 
@@ -129,7 +129,7 @@ def _measure(place: Place, letters: list[str], *, quick: bool, repeat: int) -> l
     from duly.bench.measure import measured
     from duly.bench.part import QUICK, Plan
 
-    with tell.progress("measuring", repeat * len(letters)) as advance:
+    with output.progress("measuring", repeat * len(letters)) as advance:
         begun = 0
 
         def say(text: str) -> None:
@@ -147,11 +147,11 @@ def _show(about: dict[str, Any], figures: list[Any]) -> None:
     from duly.bench import report
     from duly.bench.machine import BUSY, is_busy
 
-    tell.table(report.HEADINGS, list(report.rows(figures)))
+    output.table(report.HEADINGS, list(report.rows(figures)))
     click.echo(f"\n{report.EXPLAINED}\n")
-    tell.table(report.TARGET_HEADINGS, list(report.target_rows(figures)))
+    output.table(report.TARGET_HEADINGS, list(report.target_rows(figures)))
     click.echo()
-    tell.facts([(name.replace("_", " "), str(value)) for name, value in about.items() if name != "warning"])
+    output.facts([(name.replace("_", " "), str(value)) for name, value in about.items() if name != "warning"])
     for warning in [about.get("warning"), BUSY if is_busy(about) else None]:
         if warning:
             click.echo(f"\nwarning: {warning}")

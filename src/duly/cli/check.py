@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from duly import liveness
-from duly.durations import to_ms
+from duly.rules.durations import to_ms
+from duly.worker import liveness
 
 
 @click.command(

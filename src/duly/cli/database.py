@@ -11,11 +11,11 @@ from uuid import UUID
 
 import click
 
-from duly.app import Duly, user
-from duly.durations import to_ms
+from duly.app.app import Duly, user
+from duly.app.locate import find_app
 from duly.errors import ConfigError, JobNotFound, SchemaMismatch
-from duly.finding import find_app
 from duly.model import State
+from duly.rules.durations import to_ms
 from duly.store import ops
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -86,7 +86,7 @@ def opened(url: str | None, schema: str | None, target: str | None, *, checked: 
 
 
 def _check_file(app: Duly) -> None:
-    from duly.store import sqlite
+    from duly.store.sqlite import driver as sqlite
 
     path = app.settings.url.path
     if path is None:
@@ -101,7 +101,7 @@ def _check_file(app: Duly) -> None:
 
 def check_tables(app: Duly) -> None:
     """Refuse a SQLite file of somebody else's: opening it would put our tables into it."""
-    from duly.store import sqlite
+    from duly.store.sqlite import driver as sqlite
 
     path = app.settings.url.path
     if path is not None and not sqlite.look(path):

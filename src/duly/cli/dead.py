@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from duly.app import Duly, user
-from duly.cli import Named, tell
+from duly.app.app import Duly, user
+from duly.cli import Named, output
 from duly.cli.batches import whole_batch_id
+from duly.cli.bulk import Done, Listing, Selection, change, need_some
 from duly.cli.database import (
     audit_options,
     bulk_options,
@@ -23,7 +24,6 @@ from duly.cli.database import (
     whole_id,
 )
 from duly.cli.jobs import read_story, replay, tell_jobs
-from duly.cli.selection import Done, Listing, Selection, change, need_some
 from duly.errors import JobNotFound, KeyConflict, NotReplayable
 from duly.model import JobRecord, State
 from duly.store import ops
@@ -99,7 +99,7 @@ def list_(
         found = listing(None if after is None else whole_id(app, after), limit + 1)
         now = app.driver.run(ops.clock())
     if as_json:
-        tell.answer_json(found[:limit])
+        output.answer_json(found[:limit])
         return
     tell_jobs(found[:limit], now)
     if not found:

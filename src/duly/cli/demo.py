@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from duly.cli import tell
+from duly.cli import output
 from duly.cli.demo_picture import BOLD, RED, Lines, Scene, teller
 from duly.cli.supervisor import command_line
 from duly.model import Attempt, JobRecord, State
 from duly.store import ops
 
 if TYPE_CHECKING:
-    from duly.app import Duly, Job
+    from duly.app.app import Duly, Job
 
 MAILS, MORE_MAILS, RECEIPTS, FLAKY, POISONS, LATER, TICKS = 160, 120, 20, 30, 4, 8, 1000
 LATER_S = 4
@@ -365,7 +365,7 @@ class Demo:
         figures = self._figures()
         wrong = self._wrong(figures)
         if self._as_json:
-            tell.answer_json({**self._summary(figures), "wrong": wrong})
+            output.answer_json({**self._summary(figures), "wrong": wrong})
             return not wrong
         self._tell(figures)
         if wrong:

@@ -6,7 +6,8 @@ import asyncio
 import os
 import time
 
-from duly import Ctx, Duly, SyncCtx, backoff
+from duly import Ctx, Duly, SyncCtx
+from duly.rules import backoff
 
 # Two seconds, so that nobody has to wait long for the rescue; the default is 30.
 app = Duly(os.environ.get("DULY_DEMO_DB", "demo.db"), lease="2s")

@@ -19,12 +19,12 @@ import click
 
 from duly import __version__
 from duly.cli import logs
-from duly.durations import to_ms
 from duly.errors import ConfigError, DulyError
+from duly.rules.durations import to_ms
 
 if TYPE_CHECKING:
-    from duly.app import Duly
-    from duly.cli.ending import Ending
+    from duly.app.app import Duly
+    from duly.cli.shutdown import Ending
     from duly.store.driver import About, Driver
     from duly.store.ops import Op
 
@@ -110,8 +110,8 @@ def command(
         words += [word for queue in queues for word in ("--queues", queue)]
         words += [] if url is None else ["--url", url]
         sys.exit(_watch(["dev", target, *words], grace_ms))
-    from duly.cli.ending import Ending
     from duly.cli.reload import NOT_BEGUN
+    from duly.cli.shutdown import Ending
     from duly.cli.worker import read_queues
 
     logs.configure(log_level, as_json=False, quiet=QUIET)
@@ -157,9 +157,9 @@ class Work:
     def _begun(self, options: dict[str, Any], grace_ms: int) -> Any:
         from datetime import timedelta
 
-        from duly.cli.jobline import JobLines
+        from duly.app.locate import find_app
+        from duly.cli.dev_lines import JobLines
         from duly.cli.worker import Serving, migration, warn_of_slips
-        from duly.finding import find_app
 
         folder = Path.cwd()
         app = find_app(self._target, url=self._url)
@@ -175,7 +175,7 @@ class Work:
 
     def _greet(self, app: Duly, about: About) -> None:
         """Say what runs here; after a reload only what may have changed."""
-        from duly.cli.example import command_of, shape_of
+        from duly.cli.example_call import command_of, shape_of
 
         tasks = list(dict.fromkeys(app.tasks.values()))
         if self._again:
@@ -196,12 +196,12 @@ class Work:
 
     def _end_by(self, error: DulyError) -> None:
         """Say what keeps the worker from its work, and whether a change of the code can mend it."""
-        from duly.cli import tell
-        from duly.cli.ending import leave
+        from duly.app.locate import CannotImport
+        from duly.cli import output
         from duly.cli.reload import MISTAKE, NOT_BEGUN
-        from duly.finding import CannotImport
+        from duly.cli.shutdown import leave
 
-        click.echo(f"duly: {tell.reason(error)}", err=True)
+        click.echo(f"duly: {output.reason(error)}", err=True)
         code = 2 if isinstance(error, ConfigError) else 1
         leave(NOT_BEGUN if isinstance(error, CannotImport) else MISTAKE + code)
 
@@ -242,6 +242,6 @@ def _in_loop() -> bool:
 
 def _caller() -> str | None:
     """Name the line of the person's own code that made a call."""
-    from duly.cli.jobline import place_in
+    from duly.cli.dev_lines import place_in
 
     return place_in("".join(traceback.format_stack()))

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from duly import durations
-from duly.app import Duly
-from duly.cli import tell
+from duly.app.app import Duly
+from duly.cli import output
 from duly.cli.database import check_tables, database_options, json_option, opened
 from duly.errors import ConfigError, SchemaMismatch, StoreError
 from duly.model import Pause, QueueFigure, WorkerRecord
-from duly.schedule import Mode, Timing, next_after
-from duly.settings import Settings
+from duly.rules import durations
+from duly.rules.settings import Settings
+from duly.rules.timing import Mode, Timing, next_after
 from duly.store import ops
 from duly.store.driver import Finding
 from duly.store.schedules import GONE
@@ -56,13 +56,13 @@ def command(deep: bool, verbose: bool, url: str | None, schema: str | None, targ
         settings = _settings(app.settings)
     good = all(finding.level != "error" for finding in findings)
     if as_json:
-        tell.answer_json({"good": good, "findings": [_plain(finding) for finding in findings], "settings": settings})
+        output.answer_json({"good": good, "findings": [_plain(finding) for finding in findings], "settings": settings})
     else:
         for finding in findings:
             _tell(finding)
         if verbose:
             click.echo()
-            tell.table(
+            output.table(
                 ("setting", "value", "from"), [(name, *map(str, said.values())) for name, said in settings.items()]
             )
     sys.exit(0 if good else 1)
@@ -76,9 +76,9 @@ def _findings(app: Duly, deep: bool) -> list[Finding]:
         findings += app.driver.examine(deep=deep)
         findings += _Workings(app).findings()
     except SchemaMismatch as error:
-        findings.append(Finding("schema", "error", tell.reason(error)))
+        findings.append(Finding("schema", "error", output.reason(error)))
     except (StoreError, ConfigError) as error:
-        findings.append(Finding("database", "error", tell.reason(error), ELSEWHERE))
+        findings.append(Finding("database", "error", output.reason(error), ELSEWHERE))
     return findings
 
 
@@ -111,7 +111,7 @@ class _Workings:
         start = "start one: duly worker module:app"
         if self._workers:
             hosts = sorted({worker.host for worker in self._workers})
-            yield Finding("workers", "ok", f"{tell.plural(len(self._workers), 'worker')} alive on {_some(hosts)}")
+            yield Finding("workers", "ok", f"{output.plural(len(self._workers), 'worker')} alive on {_some(hosts)}")
         elif due:
             yield Finding("workers", "error", f"no worker is alive, and jobs are due in {_some(due)}", start)
         else:
@@ -132,7 +132,7 @@ class _Workings:
             yield Finding(
                 "tasks",
                 "warning",
-                f"{tell.plural(figure.count, 'job')} of task {figure.task!r} in queue {figure.queue!r} "
+                f"{output.plural(figure.count, 'job')} of task {figure.task!r} in queue {figure.queue!r} "
                 "wait for a worker that knows the task",
                 "start a worker with the code of that task, or give the new name of the task aliases=",
             )
@@ -151,9 +151,9 @@ class _Workings:
 
     def _look_at_pauses(self) -> Iterator[Finding]:
         for pause in self._pauses:
-            end = "" if pause.paused_until is None else f" until {tell.moment(pause.paused_until)}"
+            end = "" if pause.paused_until is None else f" until {output.moment(pause.paused_until)}"
             why = f": {pause.paused_why}" if pause.paused_why else ""
-            since = tell.age(self._now - pause.paused_at)
+            since = output.age(self._now - pause.paused_at)
             flag = "" if pause.kind == "queue" else " --task"
             yield Finding(
                 "pauses",
@@ -172,7 +172,7 @@ class _Workings:
             return
         oldest = max(self._now - one.lease_until for one in unseen)
         held = "1 job is" if len(unseen) == 1 else f"{len(unseen):,} jobs are"
-        text = f"{held} held by workers that have gone, since {tell.age(oldest)}: nobody takes them"
+        text = f"{held} held by workers that have gone, since {output.age(oldest)}: nobody takes them"
         start, look = "start a worker: any worker takes them over", "look into the logs of the workers"
         yield Finding("leases", "error", text, look if self._workers else start)
 
@@ -182,8 +182,8 @@ class _Workings:
             yield Finding(
                 "queues",
                 "warning",
-                f"queue {queue.name!r}: jobs are due since {tell.age(queue.oldest_ms)}, but it is paused "
-                f"by {self._paused[queue.name].paused_by} ({tell.count(queue.ready)} ready)",
+                f"queue {queue.name!r}: jobs are due since {output.age(queue.oldest_ms)}, but it is paused "
+                f"by {self._paused[queue.name].paused_by} ({output.count(queue.ready)} ready)",
                 f"let it go on: duly queues resume {shlex.quote(queue.name)}",
             )
         slow = [queue for queue in self._queues if (queue.oldest_ms or 0) > SLOW_MS and queue not in held]
@@ -191,8 +191,8 @@ class _Workings:
             yield Finding(
                 "queues",
                 "warning",
-                f"queue {queue.name!r}: the oldest due job waits since {tell.age(queue.oldest_ms)} "
-                f"({tell.count(queue.ready)} ready, {tell.count(queue.running)} running)",
+                f"queue {queue.name!r}: the oldest due job waits since {output.age(queue.oldest_ms)} "
+                f"({output.count(queue.ready)} ready, {output.count(queue.running)} running)",
                 f"see what keeps it: duly jobs list --queue {shlex.quote(queue.name)} --state ready, then duly why ID; "
                 "or start more workers",
             )
@@ -231,7 +231,7 @@ class _Workings:
         yield Finding(
             "batches",
             "warning",
-            f"{named} not sealed since {tell.age(self._now - oldest.created_at, units=1)}: the filling broke off",
+            f"{named} not sealed since {output.age(self._now - oldest.created_at, units=1)}: the filling broke off",
             f"fill it on under its key, or cancel it: duly batches cancel {oldest.id}",
         )
 
@@ -245,7 +245,7 @@ class _Workings:
         yield Finding(
             "dead",
             "warning",
-            f"{letters}, the oldest {tell.age(oldest)} old",
+            f"{letters}, the oldest {output.age(oldest)} old",
             "look at them: duly dead list; then duly dead replay ID, or duly dead resolve ID",
         )
 
@@ -283,7 +283,7 @@ def _plain(finding: Finding) -> dict[str, str | None]:
 
 
 def _tell(finding: Finding) -> None:
-    level = tell.style(f"{finding.level:<7}", fg=COLOURS[finding.level])
-    click.echo(f"{level}  {finding.name:<12}  {tell.plain(' '.join(finding.text.split()))}")
+    level = output.style(f"{finding.level:<7}", fg=COLOURS[finding.level])
+    click.echo(f"{level}  {finding.name:<12}  {output.plain(' '.join(finding.text.split()))}")
     if finding.remedy:
-        click.echo(f"{'':23}to do: {tell.plain(finding.remedy)}")
+        click.echo(f"{'':23}to do: {output.plain(finding.remedy)}")

@@ -16,19 +16,19 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from duly import codec, durations
-from duly.app import Duly, Job
-from duly.cli import tell
+from duly.app.app import Duly, Job
+from duly.app.locate import find_app
+from duly.app.tasks import Task
+from duly.cli import output
 from duly.cli.database import json_option
 from duly.cli.queues import meant
-from duly.cli.waiting import is_away
-from duly.durations import to_ms
+from duly.cli.wait_for_database import is_away
 from duly.errors import BadArguments, ConfigError, JobCancelled, JobDead, PayloadError, StoreError
-from duly.finding import find_app
 from duly.model import JobRecord
+from duly.rules import codec, durations
+from duly.rules.durations import to_ms
+from duly.rules.why import Gate, Why
 from duly.store import ops
-from duly.tasks import Task
-from duly.why import Gate, Why
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ def _moment(text: str) -> datetime:
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     late_s = time.time() - at.timestamp()
     if late_s > LATE_S:
-        ago = tell.age(int(late_s * 1000))
+        ago = output.age(int(late_s * 1000))
         raise ConfigError(f"--at is {text}, which is past since {ago}: leave it away to have the job run now")
     return at
 
@@ -225,7 +225,7 @@ def _warn_of_queue(app: Duly, queue: str) -> None:
 
 def _tell_id(job: Job[Any], as_json: bool) -> None:
     if as_json:
-        tell.answer_json({"id": job.id, "deduplicated": job.deduplicated})
+        output.answer_json({"id": job.id, "deduplicated": job.deduplicated})
         return
     click.echo(job.id)
     if sys.stderr.isatty():
@@ -282,7 +282,7 @@ class Patience:
     def _tell(self, error: StoreError) -> None:
         if not self._told:
             click.echo("\r\x1b[K" if sys.stderr.isatty() else "", err=True, nl=False)  # how far it is stands there
-            _say(f"the database is away, and waited for; job {self._job_id} goes on. {tell.reason(error)}")
+            _say(f"the database is away, and waited for; job {self._job_id} goes on. {output.reason(error)}")
         self._told = True
 
 
@@ -323,7 +323,7 @@ class Line:
     def show(self, text: str) -> None:
         """Write over what was shown before."""
         if self._on and text != self._shown:
-            click.echo(f"\r\x1b[K{tell.plain(text)}", err=True, nl=False)
+            click.echo(f"\r\x1b[K{output.plain(text)}", err=True, nl=False)
             self._shown = text
 
     def __enter__(self) -> Line:
@@ -351,12 +351,12 @@ def _tell_end(app: Duly, job: Job[Any], as_json: bool) -> None:
     if as_json:
         _answer_end(app, job, result)
     else:
-        tell.answer_json(result)
+        output.answer_json(result)
 
 
 def _answer_end(app: Duly, job: Job[Any], result: Any) -> None:
     record = app.get(job.id)
-    tell.answer_json(
+    output.answer_json(
         {
             "id": job.id,
             "deduplicated": job.deduplicated,
@@ -369,4 +369,4 @@ def _answer_end(app: Duly, job: Job[Any], result: Any) -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(f"duly: {tell.plain(text)}", err=True)
+    click.echo(f"duly: {output.plain(text)}", err=True)

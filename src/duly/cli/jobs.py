@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from duly.app import Duly
-from duly.cli import Named, tell
+from duly.app.app import Duly
+from duly.cli import Named, output
 from duly.cli.batches import whole_batch_id
+from duly.cli.bulk import Done, Listing, Selection, change, need_some, unsettled
 from duly.cli.database import (
     audit_options,
     bulk_options,
@@ -24,13 +25,12 @@ from duly.cli.database import (
     state_option,
     whole_id,
 )
-from duly.cli.selection import Done, Listing, Selection, change, need_some, unsettled
 from duly.errors import JobNotFound
-from duly.keys import Ids
 from duly.model import Attempt, Event, JobRecord, Replayed, State, Step
+from duly.rules.keys import Ids
+from duly.rules.why import Why
 from duly.store import ops
 from duly.store.ops import Replay
-from duly.why import Why
 
 # In this order, so that a job that moves on while we walk is met in its next state.
 CANCELLABLE = (State.SCHEDULED, State.WAITING, State.READY, State.RUNNING)
@@ -101,7 +101,7 @@ def list_(
         )
         now = app.driver.run(ops.clock())
     if as_json:
-        tell.answer_json(found[:limit])
+        output.answer_json(found[:limit])
         return
     tell_jobs(found[:limit], now)
     if not found:
@@ -113,7 +113,7 @@ def list_(
 
 def tell_jobs(jobs: Sequence[JobRecord], now: int) -> None:
     """Print a table of jobs; what one looks for first has room in 80 columns."""
-    tell.table(
+    output.table(
         ["id", "state", "attempt", "when", "task", "queue", "note"],
         [
             [job.id, job.state, f"{job.attempt}/{job.max_attempts}", _when(job, now), job.task, job.queue, note(job)]
@@ -125,8 +125,8 @@ def tell_jobs(jobs: Sequence[JobRecord], now: int) -> None:
 def _when(job: JobRecord, now: int) -> str:
     """Say when a job ended, or when it is or was due."""
     if job.finished_at is not None:
-        return tell.ago(job.finished_at, now, units=1)
-    due = tell.ago(job.due_at, now, units=1)
+        return output.ago(job.finished_at, now, units=1)
+    due = output.ago(job.due_at, now, units=1)
     return f"due {due}" if job.due_at is not None and job.due_at <= now else due
 
 
@@ -184,25 +184,25 @@ class Story(NamedTuple):
         """Print it."""
         if as_json:
             parts = {"attempts": self.attempts, "steps": self.steps, "events": self.events}
-            tell.answer_json({**msgspec.to_builtins(self.job), **parts})
+            output.answer_json({**msgspec.to_builtins(self.job), **parts})
             return
-        tell.facts([*_fields(self.job, self.now), *self._rows()])
+        output.facts([*_fields(self.job, self.now), *self._rows()])
         if self.attempts and (traceback := self.attempts[-1].traceback):
             number = self.attempts[-1].attempt
-            click.echo(f"\nThe traceback of attempt {number} (of all of them: --json):\n{tell.plain(traceback)}")
+            click.echo(f"\nThe traceback of attempt {number} (of all of them: --json):\n{output.plain(traceback)}")
 
     def _rows(self) -> list[tuple[str, str]]:
         """Say what happened to the job, one thing a line."""
         rows = [
-            (f"attempt {one.attempt}", f"{tell.moment(one.at)}  {one.outcome}: {one.error or 'no error was told'}")
+            (f"attempt {one.attempt}", f"{output.moment(one.at)}  {one.outcome}: {one.error or 'no error was told'}")
             for one in self.attempts
         ]
         rows += [
-            ("step", f"{tell.moment(one.changed_at)}  {one.name} ({one.kind}) {one.state}" + _after(one.error))
+            ("step", f"{output.moment(one.changed_at)}  {one.name} ({one.kind}) {one.state}" + _after(one.error))
             for one in self.steps
         ]
         rows += [
-            ("event", f"{tell.moment(one.at)}  {one.name}" + (f" by {one.by}" if one.by else "") + _after(one.why))
+            ("event", f"{output.moment(one.at)}  {one.name}" + (f" by {one.by}" if one.by else "") + _after(one.why))
             for one in self.events
         ]
         return rows if self.why is None else [*rows, ("why", self.why.sentence)]
@@ -229,7 +229,7 @@ def _fields(job: JobRecord, now: int) -> list[tuple[str, str]]:
 
 def _shown(name: str, value: Any, now: int) -> str:
     if isinstance(value, int) and name.endswith(("_at", "_until")):
-        return f"{tell.moment(value)} ({tell.ago(value, now)})"
+        return f"{output.moment(value)} ({output.ago(value, now)})"
     return json.dumps(value, ensure_ascii=False) if name in ("payload", "result") else str(value)
 
 

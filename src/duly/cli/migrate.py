@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import click
 
+from duly.app.locate import find_app
 from duly.cli import read_settings
 from duly.cli.database import database_options, json_option
 from duly.errors import ConfigError
-from duly.finding import find_app
-from duly.settings import Settings
+from duly.rules.settings import Settings
 from duly.store import migrate, open_driver, ops
 from duly.store.driver import Driver
 from duly.store.migrate import Migration
@@ -75,7 +75,7 @@ class Found(NamedTuple):
 
 
 def _postgres(driver: Driver, read: Settings, grant: str | None, apply: bool) -> Found:
-    from duly.store import postgres
+    from duly.store.postgres import driver as postgres
 
     meta = postgres.look(read.url.dsn, schema=read.schema)
     steps = _lacking("postgres", meta, read)
@@ -85,7 +85,7 @@ def _postgres(driver: Driver, read: Settings, grant: str | None, apply: bool) ->
 
 
 def _sqlite(driver: Driver, read: Settings, grant: str | None, apply: bool) -> Found:
-    from duly.store import sqlite
+    from duly.store.sqlite import driver as sqlite
 
     if grant is not None:
         raise ConfigError(f"--grant is for PostgreSQL; {read.url} has no roles")

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from duly.app import Duly
-from duly.cli import tell
+from duly.app.app import Duly
+from duly.cli import output
 from duly.cli.database import bulk_options, database_options, json_option, opened
-from duly.durations import to_ms
 from duly.errors import ConfigError
 from duly.model import MANY
+from duly.rules.durations import to_ms
 from duly.store import ops
-from duly.upkeep import CHUNK
+from duly.worker.upkeep import CHUNK
 
 REST_S = 0.01  # room for others between two chunks
 NOUNS = {"results": "result", "done": "finished job", "batches": "batch", "workers": "worker that has gone"}
@@ -60,10 +60,10 @@ def command(
         counted = app.driver.run(ops.prunable(keep_ms=keep_ms))
         found = {name: counted[name] for name in names}
         if dry_run:
-            _tell("would remove", found, as_json, tell.count)
+            _tell("would remove", found, as_json, output.count)
         elif not any(found.values()):
             _tell("removed", found, as_json, _exactly)
-        elif tell.confirmed(f"Remove {_listed(found, tell.count)}?", yes=yes):
+        elif output.confirmed(f"Remove {_listed(found, output.count)}?", yes=yes):
             _tell("removed", _prune(app, found, keep_ms), as_json, _exactly)
         else:
             raise click.Abort
@@ -85,7 +85,7 @@ def _prune(app: Duly, found: Mapping[str, int], keep_ms: int) -> dict[str, int]:
     """Remove a chunk after the other until none is full; answers how many of what went."""
     gone = dict.fromkeys(found, 0)
     given_up = any(number > MANY for number in found.values())
-    with tell.progress("pruning", None if given_up else sum(found.values())) as advance:
+    with output.progress("pruning", None if given_up else sum(found.values())) as advance:
         for name in found:
             taken = CHUNK
             while taken >= CHUNK:
@@ -98,7 +98,7 @@ def _prune(app: Duly, found: Mapping[str, int], keep_ms: int) -> dict[str, int]:
 
 def _tell(done: str, figures: Mapping[str, int], as_json: bool, write: Callable[[int], str]) -> None:
     if as_json:
-        tell.answer_json({done.replace(" ", "_"): figures})
+        output.answer_json({done.replace(" ", "_"): figures})
     elif any(figures.values()):
         click.echo(f"{done} {_listed(figures, write)}")
     else:

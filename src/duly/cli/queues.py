@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from duly import durations
-from duly.app import Duly
-from duly.cli import Named, tell
+from duly.app.app import Duly
+from duly.cli import Named, output
 from duly.cli.database import audit_options, database_options, json_option, opened
-from duly.durations import to_ms
 from duly.errors import ConfigError
-from duly.limits import Rate
 from duly.model import MANY, Limit, Pause, QueueFigure, TaskLimits
+from duly.rules import durations
+from duly.rules.durations import to_ms
+from duly.rules.rate import Rate
 from duly.store import ops
 
 N = TypeVar("N", int, float)
@@ -62,7 +62,7 @@ def list_(url: str | None, schema: str | None, target: str | None, as_json: bool
     figures.sort(key=lambda one: one.name)
     queues = {pause.name: pause for pause in pauses if pause.kind == "queue"}
     if as_json:
-        tell.answer_json(
+        output.answer_json(
             [
                 {**msgspec.to_builtins(one), "paused": queues.get(one.name), "limits": limits.get(one.name)}
                 for one in figures
@@ -70,21 +70,21 @@ def list_(url: str | None, schema: str | None, target: str | None, as_json: bool
         )
         return
     columns = ["queue", "ready", "scheduled", "running", "waiting", "oldest", *(["limits"] if limits else []), "paused"]
-    tell.table(columns, [_line(one, limits, told_pause(queues.get(one.name), now)) for one in figures])
+    output.table(columns, [_line(one, limits, told_pause(queues.get(one.name), now)) for one in figures])
     if not figures:
         click.echo("there are no queues yet: a job or a worker makes one")
     for pause in pauses:
         if pause.kind == "task":
-            click.echo(tell.plain(f"task {pause.name!r} is paused {told_pause(pause, now)}"))
+            click.echo(output.plain(f"task {pause.name!r} is paused {told_pause(pause, now)}"))
     for task in tasks:
         if told := _told_task(task):
-            click.echo(tell.plain(f"task {task.task!r} has {told}"))
+            click.echo(output.plain(f"task {task.task!r} has {told}"))
 
 
 def _line(one: QueueFigure, limits: dict[str, Limit], paused: str) -> list[str]:
-    counts = (tell.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting))
+    counts = (output.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting))
     told = [_told_limits(limits.get(one.name), one)] if limits else []
-    return [one.name, *counts, tell.age(one.oldest_ms), *told, paused]
+    return [one.name, *counts, output.age(one.oldest_ms), *told, paused]
 
 
 def _empty(name: str) -> QueueFigure:
@@ -110,7 +110,7 @@ def _depth(limit: Limit, figure: QueueFigure) -> str:
     """Give how many jobs wait: as counted now, or where that has stopped, as counted for the limit."""
     counts = (figure.ready, figure.scheduled, figure.waiting)
     if max(counts) <= MANY or limit.depth is None:
-        return tell.figure(sum(counts))
+        return output.figure(sum(counts))
     return f"{limit.depth:,}"
 
 
@@ -118,9 +118,9 @@ def told_pause(pause: Pause | None, now: int) -> str:
     """Say who paused something, why, and until when."""
     if pause is None:
         return ""
-    until = "" if pause.paused_until is None else f", until {tell.moment(pause.paused_until)}"
+    until = "" if pause.paused_until is None else f", until {output.moment(pause.paused_until)}"
     why = f": {pause.paused_why}" if pause.paused_why else ""
-    return f"by {pause.paused_by} {tell.ago(pause.paused_at, now)}{until}{why}"
+    return f"by {pause.paused_by} {output.ago(pause.paused_at, now)}{until}{why}"
 
 
 @command.command(
@@ -168,9 +168,9 @@ def pause(
         _warn_if_unknown(app, kind, name)
         now = app.driver.run(ops.clock())
     if as_json:
-        tell.answer_json(paused)
+        output.answer_json(paused)
     else:
-        click.echo(tell.plain(f"{kind} {name!r} is paused {told_pause(paused, now)}"))
+        click.echo(output.plain(f"{kind} {name!r} is paused {told_pause(paused, now)}"))
 
 
 def _kind(is_task: bool) -> str:
@@ -233,7 +233,7 @@ def resume(
         known = {pause.name for pause in app.paused() if pause.kind == kind}
         resumed = app.resume(queue=None if is_task else name, task=name if is_task else None, by=by, why=why or "")
     if as_json:
-        tell.answer_json({"kind": kind, "name": name, "resumed": resumed})
+        output.answer_json({"kind": kind, "name": name, "resumed": resumed})
     elif resumed:
         click.echo(f"{kind} {name!r} goes on")
     if not resumed:
@@ -310,16 +310,18 @@ def limit(
         )
         _warn_if_unknown(app, kind, name)
     if as_json:
-        tell.answer_json(told)
+        output.answer_json(told)
     elif isinstance(told, TaskLimits):
-        click.echo(tell.plain(f"task {name!r} has {_told_task(told) or 'no limits'}"))
+        click.echo(output.plain(f"task {name!r} has {_told_task(told) or 'no limits'}"))
         if told.cap is None and told.rate_count is None:
             click.echo(
                 "duly: no worker has said that its code has a cap or a rate; jobs enqueued without are not limited",
                 err=True,
             )
     else:
-        click.echo(tell.plain(f"queue {name!r} has {'no limits' if told is None else f'limits: {_told_limits(told)}'}"))
+        click.echo(
+            output.plain(f"queue {name!r} has {'no limits' if told is None else f'limits: {_told_limits(told)}'}")
+        )
 
 
 def _told_task(limits: TaskLimits) -> str:

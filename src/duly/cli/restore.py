@@ -11,12 +11,12 @@ from typing import Any
 import click
 from msgspec import Struct
 
-from duly.app import Duly, user
-from duly.cli import tell
+from duly.app.app import Duly, user
+from duly.app.locate import find_app
+from duly.cli import output
 from duly.cli.backup import in_bytes, pages
 from duly.cli.database import bulk_options, database_options, json_option, opened
 from duly.errors import ConfigError
-from duly.finding import find_app
 from duly.model import HoldFigure
 from duly.store import caller, ops
 
@@ -97,11 +97,11 @@ def _hold(app: Duly, *, force: bool, dry_run: bool, yes: bool, as_json: bool) ->
         click.echo(f"{app.settings.url}: {_listed(found)}")
     held = None
     if not dry_run:
-        if not tell.confirmed("Hold it?", yes=yes):
+        if not output.confirmed("Hold it?", yes=yes):
             raise click.Abort
         held = app.driver.run(ops.hold(by=user(), why=WHY))
     if as_json:
-        tell.answer_json({"database": str(app.settings.url), "contents": found, "held": held})
+        output.answer_json({"database": str(app.settings.url), "contents": found, "held": held})
     elif held is not None:
         _tell_held(held)
 
@@ -111,7 +111,7 @@ def _refuse_workers(app: Duly, *, force: bool) -> None:
     alive = [worker for worker in app.workers() if worker.alive]
     if not alive:
         return
-    there = f"{tell.plural(len(alive), 'worker')} alive in {app.settings.url}"
+    there = f"{output.plural(len(alive), 'worker')} alive in {app.settings.url}"
     if not force:
         gone_s = max(3 * worker.beat_ms for worker in alive) // 1000
         raise ConfigError(
@@ -134,7 +134,7 @@ def _place(app: Duly) -> Path:
 
 
 def _restore(file: Path, place: Path, *, hold: bool, force: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
-    from duly.store import backup as backups
+    from duly.store.sqlite import backup as backups
 
     if not file.exists():
         raise ConfigError(f"there is no file {file}: look at its name")
@@ -146,17 +146,17 @@ def _restore(file: Path, place: Path, *, hold: bool, force: bool, dry_run: bool,
     if not hold:
         _warn_of(found)
     if going:
-        _warn(f"tables of {place} that {file} lacks will go: {tell.plain(', '.join(going))}")
+        _warn(f"tables of {place} that {file} lacks will go: {output.plain(', '.join(going))}")
     held = None
     if not dry_run:
         over = f"{place} is there: all that is in it goes. " if place.exists() else ""
-        if not tell.confirmed(f"{over}Restore {place} from {file}?", yes=yes):
+        if not output.confirmed(f"{over}Restore {place} from {file}?", yes=yes):
             raise click.Abort
         with pages("restore") as progress:
             held = backups.restore(file, place, hold_by=user() if hold else None, force=force, progress=progress)
     if as_json:
         said = {"database": str(place), "file": str(file), "contents": found, "dropped": going}
-        tell.answer_json({**said, "restored": not dry_run, "held": held})
+        output.answer_json({**said, "restored": not dry_run, "held": held})
     elif not dry_run:
         click.echo(f"restored {place}")
         if held is not None:
@@ -177,19 +177,19 @@ def _contents(run: Callable[[ops.Op[Any]], Any]) -> Contents:
 
 def _tell_backup(file: Path, found: Contents) -> None:
     about = file.stat()
-    click.echo(f"{file}: {in_bytes(about.st_size)}, last written {tell.moment(int(about.st_mtime * 1000))}")
+    click.echo(f"{file}: {in_bytes(about.st_size)}, last written {output.moment(int(about.st_mtime * 1000))}")
     click.echo(_listed(found))
 
 
 def _listed(found: Contents) -> str:
     names = ("running", "ready", "scheduled", "waiting", "dead")
-    return ", ".join(f"{tell.count(getattr(found, name))} {name}" for name in names)
+    return ", ".join(f"{output.count(getattr(found, name))} {name}" for name in names)
 
 
 def _warn_of(found: Contents) -> None:
     """Warn of what runs as soon as a worker comes, though it may have run since."""
     if found.running:
-        those = "1 job that ran" if found.running == 1 else f"{tell.count(found.running)} jobs that ran"
+        those = "1 job that ran" if found.running == 1 else f"{output.count(found.running)} jobs that ran"
         _warn(f"{those} when the backup was made will run again: --hold keeps them from it")
     if found.due:
         _warn("jobs that are due will run as soon as a worker comes, though they may have run since: --hold keeps them")
@@ -200,6 +200,6 @@ def _warn(text: str) -> None:
 
 
 def _tell_held(held: HoldFigure) -> None:
-    jobs, queues = tell.plural(held.jobs, "job"), tell.plural(held.queues, "queue")
-    click.echo(f"held: {jobs} that ran, {queues}, {tell.plural(held.schedules, 'schedule')}; none goes on by itself")
+    jobs, queues = output.plural(held.jobs, "job"), output.plural(held.queues, "queue")
+    click.echo(f"held: {jobs} that ran, {queues}, {output.plural(held.schedules, 'schedule')}; none goes on by itself")
     click.echo(GO_ON)

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from duly import durations
-from duly.app import Duly, user
-from duly.cli import Named, tell
+from duly.app.app import Duly, user
+from duly.app.schedules import CHUNK, dues_from, refuse_forgotten, refuse_window, the_one
+from duly.cli import Named, output
 from duly.cli.database import audit_options, bulk_options, database_options, json_option, opened
 from duly.cli.queues import meant
 from duly.errors import ConfigError, ScheduleNotFound
 from duly.model import MANY, FireRecord, ScheduleRecord
-from duly.schedule import DAY, LAST_DAY, Mode, Timing, explain, occurrences, zone
-from duly.schedules import CHUNK, dues_from, refuse_forgotten, refuse_window, the_one
+from duly.rules import durations
+from duly.rules.timing import DAY, LAST_DAY, Mode, Timing, explain, occurrences, zone
 from duly.store import ops
 from duly.store import schedules as store
 
@@ -80,9 +80,9 @@ def list_(paused: bool, url: str | None, schema: str | None, target: str | None,
         found = [one for one in app.schedules.list() if one.paused_at is not None or not paused]
         now = app.driver.run(ops.clock())
     if as_json:
-        tell.answer_json([_described(one) for one in found])
+        output.answer_json([_described(one) for one in found])
         return
-    tell.table(
+    output.table(
         ["name", "state", "next", "in UTC", "last", "when", "paused"],
         [[one.name, _state(one), *_next_cells(one), _last(one, now), _when(one), _pause(one, now)] for one in found],
     )
@@ -112,7 +112,7 @@ def _next_cells(schedule: ScheduleRecord) -> tuple[str, str]:
 
 
 def _last(schedule: ScheduleRecord, now: int) -> str:
-    return tell.ago(schedule.last_at, now, units=1)
+    return output.ago(schedule.last_at, now, units=1)
 
 
 def _when(schedule: ScheduleRecord) -> str:
@@ -131,7 +131,7 @@ def _pause(schedule: ScheduleRecord, now: int) -> str:
     if schedule.paused_at is None:
         return ""
     why = f": {schedule.paused_why}" if schedule.paused_why else ""
-    return f"by {schedule.paused_by} {tell.ago(schedule.paused_at, now)}{why}"
+    return f"by {schedule.paused_by} {output.ago(schedule.paused_at, now)}{why}"
 
 
 def _place(tz: str) -> tzinfo:
@@ -181,9 +181,9 @@ def show(name: str, url: str | None, schema: str | None, target: str | None, as_
         fires = app.schedules.fires(name, limit=SHOWN_FIRES)
         now = app.driver.run(ops.clock())
     if as_json:
-        tell.answer_json({**_described(schedule), "fires": fires})
+        output.answer_json({**_described(schedule), "fires": fires})
         return
-    tell.facts(_facts(schedule, now))
+    output.facts(_facts(schedule, now))
     click.echo()
     _tell_fires(fires, schedule.tz)
 
@@ -210,7 +210,7 @@ def _facts(schedule: ScheduleRecord, now: int) -> list[tuple[str, str]]:
 
 def _shown(name: str, value: Any, tz: str, now: int) -> str:
     if name.endswith("_at"):
-        return f"{_both(value, tz)}, {tell.ago(value, now)}"
+        return f"{_both(value, tz)}, {output.ago(value, now)}"
     if name.endswith("_ms"):
         return durations.describe(value)
     if isinstance(value, bool):
@@ -219,7 +219,7 @@ def _shown(name: str, value: Any, tz: str, now: int) -> str:
 
 
 def _tell_fires(fires: Sequence[FireRecord], tz: str) -> None:
-    tell.table(
+    output.table(
         [*_headings(tz), "outcome", "count", "until", "job", "reason"],
         [
             [
@@ -278,9 +278,9 @@ def next_(
     if after is not None:
         _say_zone(schedule, {"--after": after})
     if as_json:
-        tell.answer_json([{"due_at": at, "local": _iso(at, place), "utc": _iso(at, UTC)} for at in dues])
+        output.answer_json([{"due_at": at, "local": _iso(at, place), "utc": _iso(at, UTC)} for at in dues])
     else:
-        tell.table(_headings(schedule.tz), [_cells(at, schedule.tz) for at in dues])
+        output.table(_headings(schedule.tz), [_cells(at, schedule.tz) for at in dues])
     _tell_limits(schedule, few=len(dues) < count)
 
 
@@ -335,7 +335,7 @@ def _tell_limits(schedule: ScheduleRecord, *, few: bool) -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(f"duly: {tell.plain(text)}", err=True)
+    click.echo(f"duly: {output.plain(text)}", err=True)
 
 
 def _moment(text: str, what: str, schedule: ScheduleRecord) -> int:
@@ -394,9 +394,9 @@ def pause(
         paused = _found(app, name)
         now = app.driver.run(ops.clock())
     if as_json:
-        tell.answer_json(_described(paused))
+        output.answer_json(_described(paused))
     else:
-        click.echo(tell.plain(f"schedule {name!r} is paused {_pause(paused, now)}"))
+        click.echo(output.plain(f"schedule {name!r} is paused {_pause(paused, now)}"))
 
 
 @command.command(
@@ -422,11 +422,11 @@ def resume(
         resumed = app.schedules.resume(name, by=by, why=why or "")
         schedule = _found(app, name)
     if as_json:
-        tell.answer_json({**_described(schedule), "resumed": resumed})
+        output.answer_json({**_described(schedule), "resumed": resumed})
     elif resumed:
         next_at = schedule.next_at
         due = f", due next at {_both(next_at, schedule.tz)}" if next_at is not None else f"; it is {_state(schedule)}"
-        click.echo(tell.plain(f"schedule {name!r} goes on{due}"))
+        click.echo(output.plain(f"schedule {name!r} goes on{due}"))
     if not resumed:
         _say(f"schedule {name!r} was not paused")
         sys.exit(1)
@@ -454,7 +454,7 @@ def trigger(name: str, by: str, url: str | None, schema: str | None, target: str
         _found(app, name)
         job_id = app.schedules.trigger(name, by=by)
     if as_json:
-        tell.answer_json({"id": job_id, "schedule": name})
+        output.answer_json({"id": job_id, "schedule": name})
         return
     click.echo(job_id)
     if sys.stderr.isatty():
@@ -504,12 +504,12 @@ def backfill(
         if dry_run:
             _tell_dry(schedule, count, first, as_json)
             return
-        due_times = tell.plural(count, "due time")
-        if count and not tell.confirmed(f"Fire {due_times} of {name!r}?", yes=yes):
+        due_times = output.plural(count, "due time")
+        if count and not output.confirmed(f"Fire {due_times} of {name!r}?", yes=yes):
             raise click.Abort
         ids = _backfill(app, name, window, by, count, force=force) if count else []
     if as_json:
-        tell.answer_json({"count": len(ids), "ids": ids})
+        output.answer_json({"count": len(ids), "ids": ids})
     else:
         click.echo(f"fired {len(ids):,} of {name!r}" if ids else f"nothing to fire: {_nothing(schedule)}")
 
@@ -546,11 +546,11 @@ def _count(parts: Iterator[list[int]]) -> tuple[int, list[int]]:
 
 def _tell_dry(schedule: ScheduleRecord, count: int, first: Sequence[int], as_json: bool) -> None:
     if as_json:
-        tell.answer_json({"dry_run": True, "count": count, "first": first})
+        output.answer_json({"dry_run": True, "count": count, "first": first})
     elif not count:
         click.echo(f"nothing to fire: {_nothing(schedule)}")
     else:
-        click.echo(f"would fire {tell.plural(count, 'due time')} of {schedule.name!r}; nothing was changed")
+        click.echo(f"would fire {output.plural(count, 'due time')} of {schedule.name!r}; nothing was changed")
         for at in first:
             click.echo(f"  {_both(at, schedule.tz)}")
         if count > len(first):
@@ -564,7 +564,7 @@ def _nothing(schedule: ScheduleRecord) -> str:
 def _backfill(app: Duly, name: str, window: tuple[int, int], by: str, count: int, *, force: bool) -> list[str]:
     """Fire a part after the other."""
     ids: list[str] = []
-    with tell.progress("fire", count if count <= MANY else None) as advance:
+    with output.progress("fire", count if count <= MANY else None) as advance:
         for part in _unfired(app, name, *window, force=force):
             since, until = _written(part[0], UTC), _written(part[-1], UTC)
             ids += app.schedules.backfill(name, since, until, by=by, force=force)
@@ -603,14 +603,14 @@ def delete(
     with opened(url, schema, target) as app:
         schedule = _found(app, name)
         if not dry_run:
-            if not tell.confirmed(f"Delete schedule {name!r} ({_when(schedule)})?", yes=yes):
+            if not output.confirmed(f"Delete schedule {name!r} ({_when(schedule)})?", yes=yes):
                 raise click.Abort
             app.schedules.delete(name, by=by, why=why or "")
     if as_json:
-        tell.answer_json({**_described(schedule), "deleted": not dry_run})
+        output.answer_json({**_described(schedule), "deleted": not dry_run})
     elif dry_run:
-        click.echo(tell.plain(f"would delete schedule {name!r} ({_when(schedule)}); nothing was changed"))
+        click.echo(output.plain(f"would delete schedule {name!r} ({_when(schedule)}); nothing was changed"))
     else:
-        click.echo(tell.plain(f"schedule {name!r} is deleted"))
+        click.echo(output.plain(f"schedule {name!r} is deleted"))
     if schedule.in_code:
         _say("it is defined in code: it comes back when a worker starts that has it there")

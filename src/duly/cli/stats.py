@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from duly.app import Duly
-from duly.cli import tell
+from duly.app.app import Duly
+from duly.cli import output
 from duly.cli.database import database_options, json_option, opened
 from duly.cli.queues import told_pause
 from duly.model import MANY, DeadFigure, ParkedFigure, Pause, QueueFigure, WorkerRecord
@@ -49,7 +49,7 @@ def command(url: str | None, schema: str | None, target: str | None, as_json: bo
     with opened(url, schema, target) as app:
         stats = read(app)
     if as_json:
-        tell.answer_json(stats)
+        output.answer_json(stats)
     else:
         _tell(stats)
 
@@ -73,22 +73,22 @@ def _sum(workers: Sequence[WorkerRecord]) -> dict[str, int]:
 def _tell(stats: Stats) -> None:
     by_queue = {state: [getattr(one, state) for one in stats.queues] for state in LIVE}
     rows = [(state, _total(numbers)) for state, numbers in by_queue.items()]
-    tell.facts([*rows, ("dead", f"{stats.states['dead']:,}"), ("workers", _workers(stats))])
+    output.facts([*rows, ("dead", f"{stats.states['dead']:,}"), ("workers", _workers(stats))])
     _part(
         ["queue", *LIVE, "oldest"],
         [
-            [one.name, *(tell.figure(getattr(one, state)) for state in LIVE), tell.age(one.oldest_ms)]
+            [one.name, *(output.figure(getattr(one, state)) for state in LIVE), output.age(one.oldest_ms)]
             for one in stats.queues
         ],
     )
     dead = stats.dead[:MOST_DEAD]
     _part(
         ["dead", "task", "oldest", "reason"],
-        [[f"{one.count:,}", one.task, f"{tell.age(one.oldest_ms)} ago", one.reason or "-"] for one in dead],
+        [[f"{one.count:,}", one.task, f"{output.age(one.oldest_ms)} ago", one.reason or "-"] for one in dead],
     )
     if len(stats.dead) > len(dead):
         click.echo(f"… and {len(stats.dead) - len(dead):,} kinds more: --json has all")
-    _part(["parked", "task", "queue"], [[tell.figure(one.count), one.task, one.queue] for one in stats.parked])
+    _part(["parked", "task", "queue"], [[output.figure(one.count), one.task, one.queue] for one in stats.parked])
     _part(["paused", "name", "by"], [[pause.kind, pause.name, told_pause(pause, stats.at)] for pause in stats.paused])
 
 
@@ -107,11 +107,11 @@ def _workers(stats: Stats) -> str:
     return (
         f"{sums['alive']:,} alive{silent}; {sums['running']:,} of {sums['slots']:,} slots busy; "
         f"{sums['succeeded']:,} succeeded and {sums['failed']:,} failed since they started "
-        f"(as of the last beat, {tell.ago(stats.beat_at, stats.at, units=1)})"
+        f"(as of the last beat, {output.ago(stats.beat_at, stats.at, units=1)})"
     )
 
 
 def _part(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
         click.echo()
-        tell.table(headings, rows)
+        output.table(headings, rows)

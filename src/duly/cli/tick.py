@@ -6,12 +6,12 @@ import asyncio
 
 import click
 
-from duly.cli import logs, tell
+from duly.app.locate import find_app
+from duly.cli import logs, output
 from duly.cli.database import json_option
 from duly.cli.worker import read_queues, warn_of_slips
-from duly.finding import find_app
 from duly.store import ops
-from duly.tick import Ticked, Ticker
+from duly.worker.tick import Ticked, Ticker
 
 
 @click.command(
@@ -89,7 +89,7 @@ def command(
     finally:
         app.close()
     if as_json:
-        tell.answer_json(ticked)
+        output.answer_json(ticked)
     else:
         click.echo(summary(ticked))
 
@@ -106,6 +106,6 @@ def summary(ticked: Ticked) -> str:
     if ticked.more:
         words.append("stopped at its bound: there may be more")
     if ticked.late:
-        leases = tell.plural(ticked.late, "ended lease")
+        leases = output.plural(ticked.late, "ended lease")
         words.append(f"{leases} left: it takes {ticked.late_s:.0f} s more to be sure of them")
     return "tick: " + ", ".join(words)

@@ -13,15 +13,15 @@ from contextlib import contextmanager, suppress
 import click
 import msgspec
 
-from duly.app import Duly
-from duly.cli import tell
+from duly.app.app import Duly
+from duly.cli import output
 from duly.cli.database import database_options, json_option, opened
 from duly.cli.jobs import note
 from duly.cli.queues import told_pause
 from duly.cli.workers import sign
-from duly.durations import describe, to_ms
 from duly.errors import StoreError
 from duly.model import MANY, JobRecord, Pause, QueueFigure, State, WorkerRecord
+from duly.rules.durations import describe, to_ms
 from duly.store import ops
 
 LEAST_MS = 100
@@ -142,14 +142,14 @@ def _print_looks(app: Duly, rates: Rates, where: str, interval_ms: int, *, once:
 
 def _print_error(error: StoreError, *, as_json: bool) -> None:
     if as_json:
-        tell.answer_json({"error": tell.reason(error), "code": error.code})
+        output.answer_json({"error": output.reason(error), "code": error.code})
     else:
-        click.echo(f"{_clock()}  {tell.plain(tell.reason(error))}")
+        click.echo(f"{_clock()}  {output.plain(output.reason(error))}")
 
 
 def _print_look(found: Look, where: str, *, full: bool, as_json: bool) -> None:
     if as_json:
-        tell.answer_json(found)
+        output.answer_json(found)
     elif full:
         click.echo("\n".join(picture(found, where)))
     else:
@@ -198,13 +198,13 @@ def _show_looks(app: Duly, rates: Rates, where: str, interval_ms: int) -> None:
             head = f"{where}  every {describe(interval_ms)}, Ctrl-C ends"
             lines = picture(found, head, width=size.columns, height=size.lines)
             if trouble:
-                lines[1] = tell.style(tell.cut(trouble, size.columns), fg="red")
+                lines[1] = output.style(output.cut(trouble, size.columns), fg="red")
             draw(lines[: size.lines])
             time.sleep(interval_ms / 1000)
             try:
                 found, trouble = look(app, rates), ""
             except StoreError as error:
-                trouble = f"{_clock()} {tell.plain(' '.join(tell.reason(error).split()))}"
+                trouble = f"{_clock()} {output.plain(' '.join(output.reason(error).split()))}"
 
 
 @contextmanager
@@ -229,8 +229,8 @@ def draw(lines: Sequence[str]) -> None:
 def picture(found: Look, head: str, *, width: int | None = None, height: int = 10_000) -> list[str]:
     """Write a look as lines; what is too long or too much for the screen is cut."""
     lines = [
-        tell.cut(f"duly top  {tell.moment(found.at)}  {head}", width),
-        tell.cut(in_a_line(found), width),
+        output.cut(f"duly top  {output.moment(found.at)}  {head}", width),
+        output.cut(in_a_line(found), width),
     ]
     parts = [_queues(found, width), _workers(found, width), _dead(found, width)]
     left = height - len(lines) - sum(len(part) + 1 for part in parts if part)
@@ -247,13 +247,13 @@ def _queues(found: Look, width: int | None) -> list[str]:
     rows = [
         [
             one.name,
-            *(tell.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting)),
-            tell.age(one.oldest_ms),
+            *(output.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting)),
+            output.age(one.oldest_ms),
             told_pause(pauses.get(one.name), found.at),
         ]
         for one in found.queues
     ]
-    return tell.columns(["queue", "ready", "scheduled", "running", "waiting", "oldest", "paused"], rows, width=width)
+    return output.columns(["queue", "ready", "scheduled", "running", "waiting", "oldest", "paused"], rows, width=width)
 
 
 def _workers(found: Look, width: int | None) -> list[str]:
@@ -269,17 +269,17 @@ def _workers(found: Look, width: int | None) -> list[str]:
         ]
         for worker in sorted(found.workers, key=lambda worker: (not worker.alive, worker.id))
     ]
-    return tell.columns(["worker", "host", "state", "busy", "done", "failed", "queues"], rows, width=width)
+    return output.columns(["worker", "host", "state", "busy", "done", "failed", "queues"], rows, width=width)
 
 
 def _running(found: Look, width: int | None) -> list[str]:
     rows = [
-        [job.id, job.task, job.queue, f"{job.attempt}/{job.max_attempts}", tell.ago(job.due_at, found.at), note(job)]
+        [job.id, job.task, job.queue, f"{job.attempt}/{job.max_attempts}", output.ago(job.due_at, found.at), note(job)]
         for job in found.running
     ]
-    return tell.columns(["running", "task", "queue", "attempt", "due", "progress"], rows, width=width)
+    return output.columns(["running", "task", "queue", "attempt", "due", "progress"], rows, width=width)
 
 
 def _dead(found: Look, width: int | None) -> list[str]:
-    rows = [[job.id, job.task, job.queue, tell.ago(job.finished_at, found.at), note(job)] for job in found.dead]
-    return tell.columns(["last dead", "task", "queue", "died", "error"], rows, width=width)
+    rows = [[job.id, job.task, job.queue, output.ago(job.finished_at, found.at), note(job)] for job in found.dead]
+    return output.columns(["last dead", "task", "queue", "died", "error"], rows, width=width)

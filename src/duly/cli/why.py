@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from duly.cli import tell
+from duly.cli import output
 from duly.cli.database import database_options, json_option, opened, whole_id
 
 
@@ -26,8 +26,8 @@ def command(job_id: str, url: str | None, schema: str | None, target: str | None
     with opened(url, schema, target) as app:
         why = app.why(whole_id(app, job_id))
     if as_json:
-        tell.answer_json(why)
+        output.answer_json(why)
     else:
-        click.echo(tell.plain(why.sentence))
+        click.echo(output.plain(why.sentence))
         for other in why.others:
-            click.echo(tell.plain(f"also: {other.sentence}"))
+            click.echo(output.plain(f"also: {other.sentence}"))

@@ -16,15 +16,15 @@ from typing import Any
 import click
 
 from duly import __version__
-from duly.app import Duly
-from duly.cli import logs, waiting
-from duly.cli.ending import Ending, leave
+from duly.app.app import Duly
+from duly.app.locate import find_app
+from duly.cli import logs, wait_for_database
+from duly.cli.shutdown import Ending, leave
 from duly.cli.supervisor import RESTART, Supervisor, command_line
-from duly.durations import describe, to_ms
 from duly.errors import ConfigError
-from duly.finding import find_app
+from duly.rules.durations import describe, to_ms
 from duly.store.driver import About
-from duly.worker import Worker
+from duly.worker.worker import Worker
 
 log = logging.getLogger("duly.worker")
 
@@ -154,7 +154,7 @@ class Serving:
 
     def reach(self, *, remedy: str, as_json: bool) -> About:
         """Ask the database about itself; while it is away, say so and wait."""
-        return waiting.reach(self._app, self.worker.id, self._ending, remedy=remedy, as_json=as_json)
+        return wait_for_database.reach(self._app, self.worker.id, self._ending, remedy=remedy, as_json=as_json)
 
     def run(self, grace_s: float) -> None:
         """Work until told to stop; begin anew instead when too many threads are stuck."""
@@ -244,7 +244,7 @@ def _queue(name: str, limit: int | None) -> str:
 
 
 def _has_wal_hazard() -> bool:
-    from duly.store.sqlite import wal_verdict
+    from duly.store.sqlite.driver import wal_verdict
 
     return not wal_verdict().endswith(": safe")
 
@@ -252,7 +252,7 @@ def _has_wal_hazard() -> bool:
 def _other_libraries(app: Duly) -> list[str]:
     if app.settings.url.path is None:
         return []
-    from duly.store.sqlite import other_libraries
+    from duly.store.sqlite.driver import other_libraries
 
     return other_libraries()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from duly.cli import tell
+from duly.cli import output
 from duly.cli.database import database_options, json_option, opened
 from duly.model import WorkerRecord
 from duly.store import ops
@@ -31,7 +31,7 @@ def command(url: str | None, schema: str | None, target: str | None, as_json: bo
     with opened(url, schema, target) as app:
         workers, now = app.driver.run(ops.workers()), app.driver.run(ops.clock())
     if as_json:
-        tell.answer_json(workers)
+        output.answer_json(workers)
         return
     tell_workers(workers, now)
     if not workers:
@@ -40,7 +40,7 @@ def command(url: str | None, schema: str | None, target: str | None, as_json: bo
 
 def tell_workers(workers: Sequence[WorkerRecord], now: int) -> None:
     """Print a table of workers, the living first."""
-    tell.table(
+    output.table(
         ["worker", "host", "pid", "state", "busy", "done", "failed", "up", "queues", "tasks"],
         [
             [
@@ -51,7 +51,7 @@ def tell_workers(workers: Sequence[WorkerRecord], now: int) -> None:
                 f"{worker.running}/{worker.slots}",
                 f"{worker.succeeded:,}",
                 f"{worker.failed:,}",
-                tell.age(now - worker.started_at),
+                output.age(now - worker.started_at),
                 ", ".join(worker.queues),
                 ", ".join(worker.tasks),
             ]
@@ -62,7 +62,7 @@ def tell_workers(workers: Sequence[WorkerRecord], now: int) -> None:
 
 def sign(worker: WorkerRecord, now: int) -> str:
     """Say whether a worker is alive, and how old is what it told last: its counts too are as of that beat."""
-    age = tell.age(now - worker.seen_at, units=1)
+    age = output.age(now - worker.seen_at, units=1)
     if worker.id.startswith("tick-") and worker.alive:
         return f"ticked {age} ago"
     return f"alive, beat {age} ago" if worker.alive else f"silent for {age}"

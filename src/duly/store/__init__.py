@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from duly.errors import ConfigError
-from duly.settings import Settings
+from duly.rules.settings import Settings
 from duly.store.driver import Driver
 
 
@@ -12,12 +12,12 @@ def open_driver(settings: Settings) -> Driver:
     url = settings.url
     match url.store:
         case "sqlite":
-            from duly.store.sqlite import SQLiteDriver
+            from duly.store.sqlite.driver import SQLiteDriver
 
             return SQLiteDriver(url.path or "", durability=settings.durability, busy_s=settings.busy_timeout_ms / 1000)
         case "postgresql":
             try:
-                from duly.store.postgres import PostgresDriver
+                from duly.store.postgres.driver import PostgresDriver
             except ImportError as error:
                 raise ConfigError(
                     f"{url} needs psycopg, which is not installed: pip install 'duly[postgres]'"

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused, StoreUnavailable
 from duly.store.ops import Op, Rows
-from duly.store.shield import shield
+from duly.store.uninterrupted import shield
 
 T = TypeVar("T")
 log = logging.getLogger("duly.store")

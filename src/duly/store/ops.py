@@ -23,8 +23,6 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace as replace_fields
 
-from duly import codec, failure, keys
-from duly import envelope as envelopes
 from duly.errors import ConfigError, StoreUnavailable
 from duly.model import (
     HELD,
@@ -52,7 +50,9 @@ from duly.model import (
     Verdict,
     WorkerRecord,
 )
-from duly.why import Why, explain, facts_of
+from duly.rules import codec, failure, keys
+from duly.rules import envelope as envelopes
+from duly.rules.why import Why, explain, facts_of
 
 T = TypeVar("T")
 Row: TypeAlias = Sequence[Any]

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from duly import envelope as envelopes
-from duly import failure
 from duly.model import Catchup, Envelope, FireRecord, Overlap, ScheduleRecord
-from duly.schedule import Mode, Timing
+from duly.rules import envelope as envelopes
+from duly.rules import failure
+from duly.rules.timing import Mode, Timing
 from duly.store.ops import Op, Row, Rows
 
 _json = msgspec.json.Encoder().encode

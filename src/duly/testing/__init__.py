@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from duly.testing.assertions import assert_enqueued, enqueued, refute_enqueued
     from duly.testing.clock import Clock, frozen
     from duly.testing.crashing import CrashPoint, crash, crash_points
     from duly.testing.database import isolated
     from duly.testing.draining import Drained, adrain, drain
-    from duly.testing.expecting import assert_enqueued, enqueued, refute_enqueued
+    from duly.testing.hooks import Crashed
     from duly.testing.inlining import inline
-    from duly.testing.seam import Crashed
 
 __all__ = [
     "Clock",

@@ -8,16 +8,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from duly.durations import Duration, to_ms
+from duly.app.tasks import moment
 from duly.errors import ConfigError
+from duly.rules.durations import Duration, to_ms
 from duly.store import ops
 from duly.store.ops import Op, Rows
-from duly.tasks import moment
-from duly.testing import seam
-from duly.testing.seam import Asend, Gate, Send
+from duly.testing import hooks
+from duly.testing.hooks import Asend, Gate, Send
 
 if TYPE_CHECKING:
-    from duly.app import Duly
+    from duly.app.app import Duly
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def frozen(app: Duly, at: datetime | None = None) -> Iterator[Clock]:
     clock, before = Clock(app, at_ms), app.schedules.present
     app.schedules.present = lambda: clock.ms
     try:
-        with seam.standing(app, clock.gate):
+        with hooks.standing(app, clock.gate):
             if app.schedules.in_code:  # they count from here, not from the first drain
                 app.schedules.reconcile()
             yield clock
@@ -76,7 +76,7 @@ class Clock:
 
 def clock_of(app: Duly) -> Clock | None:
     """Give the clock that was last frozen for an app, if one is."""
-    for gate in reversed(seam.gates(app)):
+    for gate in reversed(hooks.gates(app)):
         if isinstance(gate, _Dating):
             return gate.clock
     return None

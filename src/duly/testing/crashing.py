@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from duly.errors import ConfigError
 from duly.store.driver import Driver, Point
 from duly.store.ops import Op, Rows
-from duly.testing import seam
-from duly.testing.seam import Asend, Crashed, Mortal, Send
+from duly.testing import hooks
+from duly.testing.hooks import Asend, Crashed, Mortal, Send
 
 if TYPE_CHECKING:
-    from duly.app import Duly
+    from duly.app.app import Duly
 
 # What workers do beside running jobs, each in its own time: a point in it may be passed once more or less.
 BESIDE = frozenset(
@@ -97,7 +97,7 @@ class _Passage(Mortal):
     def watched(self) -> Iterator[None]:
         """Stand before the app's database, and leave nothing behind."""
         hook = self._app.driver.hook
-        with seam.standing(self._app, self):
+        with hooks.standing(self._app, self):
             try:
                 yield
             finally:

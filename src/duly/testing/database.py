@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duly import store
-from duly.settings import Settings, parse_url
+from duly.rules.settings import Settings, parse_url
 from duly.store import ops
-from duly.testing import seam
+from duly.testing import hooks
 
 if TYPE_CHECKING:
-    from duly.app import Duly
+    from duly.app.app import Duly
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def isolated(app: Duly, url: str | os.PathLike[str] | None = None) -> Iterator[D
 
     Afterwards it has its own again, also after an error, and a SQLite file made here is gone.
     """
-    seam.refuse_in_handler("isolated")
+    hooks.refuse_in_handler("isolated")
     if url is not None:
         with _working_on(app, url):
             app.migrate()
@@ -46,7 +46,7 @@ def _working_on(app: Duly, url: str | os.PathLike[str]) -> Iterator[None]:
     settings = _on(app.settings, url)
     before: dict[str, Any] = {name: app.__dict__.pop(name) for name in ("settings", "driver") if name in app.__dict__}
     app.__dict__["settings"] = settings
-    seam.attach(app)
+    hooks.attach(app)
     try:
         yield
     finally:

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from duly.context import Lease
+from duly.app.context import Lease
 from duly.errors import ConfigError
 from duly.model import State
 from duly.store import ops
-from duly.testing import seam
+from duly.testing import hooks
 from duly.testing.clock import Clock, clock_of
-from duly.testing.drainer import Drainer, work
+from duly.testing.drain_worker import Drainer, work
 
 if TYPE_CHECKING:
-    from duly.app import Duly
+    from duly.app.app import Duly
 
 MOST_ROUNDS = 1000
 MANY = 10_000
@@ -61,7 +61,7 @@ async def adrain(
     app: Duly, *, queues: Iterable[str] | None = None, scheduled: bool = False, raises: bool = False
 ) -> Drained:
     """Run what is due until nothing is, from a coroutine; async handlers run on this event loop."""
-    seam.refuse_in_handler("drain")
+    hooks.refuse_in_handler("drain")
     clock = _clock_for(app, scheduled)
     queues = None if queues is None else list(queues)
     errors: list[BaseException] = []

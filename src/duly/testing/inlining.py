@@ -15,16 +15,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
-from duly.claiming import Claiming
-from duly.context import Lease, current
+from duly.app.context import Lease, current
+from duly.app.tasks import Chunk
 from duly.errors import ConfigError
 from duly.model import NewJob, State
-from duly.tasks import Chunk
-from duly.testing.drainer import Drainer, Noted, work
+from duly.testing.drain_worker import Drainer, Noted, work
+from duly.worker.claiming import Claiming
 
 if TYPE_CHECKING:
-    from duly.app import Duly, Job
-    from duly.tasks import Task
+    from duly.app.app import Duly, Job
+    from duly.app.tasks import Task
 
 DEEPEST = 50
 MANY = 10_000

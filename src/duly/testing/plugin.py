@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from duly.app import Duly
+    from duly.app.app import Duly
     from duly.testing.clock import Clock
 
 Isolate: TypeAlias = "Callable[..., Duly]"
@@ -41,8 +41,8 @@ def isolated_duly() -> Iterator[Isolate]:
 @pytest.fixture
 def duly_app(request: pytest.FixtureRequest, isolated_duly: Isolate) -> Duly:
     """Give the app that the setting `duly_app` names, on a database of its own."""
+    from duly.app.locate import find_app
     from duly.errors import ConfigError
-    from duly.finding import find_app
 
     spec = str(request.config.getini("duly_app"))
     if not spec:

@@ -91,7 +91,9 @@ def test_j12_an_app_that_cannot_be_imported_runs_suspects_alone_in_the_emptied_w
 def test_j12_where_no_process_can_be_started_suspects_run_alone_in_the_emptied_worker(scene: Scene) -> None:
     tasks = scene.folder / "scene_tasks.py"
     only_here = (
-        "import sys\nif 'duly.child' in str(sys.modules['__main__'].__spec__):\n    raise RuntimeError('not here')\n"
+        "import sys\n"
+        "if 'duly.worker.child' in str(sys.modules['__main__'].__spec__):\n"
+        "    raise RuntimeError('not here')\n"
     )
     tasks.write_text(only_here + tasks.read_text())
     first = scene.start(concurrency=4)

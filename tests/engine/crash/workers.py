@@ -28,7 +28,7 @@ from tests.contract.stores import PostgresStore, SQLiteStore, Store, new_id
 TASKS = '''
 import asyncio, ctypes, json, os, resource, signal, sqlite3, threading, time
 
-from duly import Ctx, Duly, SyncCtx, backoff
+from duly import Ctx, Duly, SyncCtx; from duly.rules import backoff
 
 app = Duly()
 LEDGER = os.open(os.environ["LEDGER"], os.O_APPEND | os.O_CREAT | os.O_WRONLY)

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 from duly import Ctx, Duly, SyncCtx
-from duly.app import Job
+from duly.app.app import Job
 
 app = Duly()
 

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-from duly.upkeep import rescue
+from duly.worker.upkeep import rescue
 from tests.proof import breaks
 from tests.proof.breaks import BREAKS
 from tests.proof.checker import History, judge

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 from duly.store.ops import Op, Rows
-from duly.store.sqlite import SQLiteDriver
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.proof import breaks, crashes
 from tests.proof.crashes import Tally
 from tests.proof.table import Figure, Row, Setting

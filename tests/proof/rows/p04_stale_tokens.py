@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import psycopg
 from msgspec import structs
 
-from duly.context import Lease, SyncCtx
+from duly.app.context import Lease, SyncCtx
 from duly.errors import LeaseLost
-from duly.keys import id_in
 from duly.model import PARKED, Change, Claimed, Failure, NewJob, State, Terms, Verdict
+from duly.rules.keys import id_in
 from duly.store import batches, ops
 from duly.store.ops import Finish, Held
-from duly.store.postgres import bring_up_to_date
+from duly.store.postgres.driver import bring_up_to_date
 from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store, new_id
 from tests.proof import breaks
 from tests.proof.table import Figure, Row, Setting

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from duly import Duly
-from duly.lifecycle import KILLED_ITS_WORKER
-from duly.store.postgres import bring_up_to_date
+from duly.rules.lifecycle import KILLED_ITS_WORKER
+from duly.store.postgres.driver import bring_up_to_date
 from tests.proof import breaks, tasks
 from tests.proof.checker import Findings, judge, read
 from tests.proof.fleet import Fleet, fleet, producer

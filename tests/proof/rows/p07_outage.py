@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from duly.store import driver
-from duly.upkeep import rescue
+from duly.worker.upkeep import rescue
 from tests.proof.breaks import BREAKS
 from tests.proof.checker import judge
 from tests.proof.fleet import Fleet, four_on_postgres

@@ -19,9 +19,9 @@ import psycopg
 
 from duly import Duly
 from duly.store.ops import Op
-from duly.store.postgres import bring_up_to_date
-from duly.watermark import Watermark
-from duly.worker import Worker
+from duly.store.postgres.driver import bring_up_to_date
+from duly.worker.watermark import Watermark
+from duly.worker.worker import Worker
 from tests.proof import breaks
 from tests.proof.fleet import fleet
 from tests.proof.ledger import Ledger, records

@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, LiteralString, NamedTuple
 
-from duly import Duly, keys
+from duly import Duly
 from duly.model import NewJob, Terms
+from duly.rules import keys
 from duly.store import ops
 from duly.store.ops import Op, Rows
-from duly.store.postgres import PostgresDriver, _Line, _trusted, bring_up_to_date
-from duly.worker import Worker
+from duly.store.postgres.driver import PostgresDriver, _Line, _trusted, bring_up_to_date
+from duly.worker.worker import Worker
 from tests.proof import breaks
 from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.table import ALL, Figure, Row, Setting

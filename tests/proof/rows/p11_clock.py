@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from duly.upkeep import rescue
+from duly.worker.upkeep import rescue
 from tests.proof import breaks, tasks
 from tests.proof.clocks import Clock, followed
 from tests.proof.fires import FIRES, Fired, ask, at_rate, unexplained

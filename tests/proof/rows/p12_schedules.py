@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import available_timezones
 
-from duly import Duly, almanac, schedule, schedules
+from duly import Duly
+from duly.app import schedules
+from duly.rules import days, timing
 from duly.store import ops
 from duly.store import schedules as store
-from duly.store.postgres import bring_up_to_date
+from duly.store.postgres.driver import bring_up_to_date
 from duly.testing import frozen
-from duly.upkeep.fire import Fire
+from duly.worker.upkeep.fire import Fire
 from tests import schedule_judge
 from tests.proof import breaks
 from tests.proof.breaks import BREAKS
@@ -71,7 +73,7 @@ ZONES_SHORT = 30
 
 def zones(setting: Setting) -> Part:
     """Compare the rules with the judge around every change of a zone's clock."""
-    schedule._almanac.cache_clear()
+    timing._almanac.cache_clear()
     names = sorted(available_timezones() - {"localtime", "posixrules"})
     chosen = names if setting.full else random.Random(f"zones {setting.seed}").sample(names, ZONES_SHORT)
     wrong: list[str] = []
@@ -84,7 +86,7 @@ def zones(setting: Setting) -> Part:
         wrong += _once_a_day(zone)
         if wrong and setting.broken:
             break
-    schedule._almanac.cache_clear()
+    timing._almanac.cache_clear()
     text = f"{len(chosen)} zones, {changes:,} changes, {len(EXPRESSIONS)} expressions: {len(wrong)} differ"
     return Part(text, wrong, {"zones": len(chosen), "changes": changes, "differ": len(wrong)})
 
@@ -104,7 +106,7 @@ def _around(zone: str, change: int) -> Iterator[str]:
 
 def _due(expression: str, zone: str, begin: int, end: int) -> list[int]:
     """Give the due times between two minutes of UTC, as the product says them."""
-    after = schedule.occurrences(schedule.timing(expression, tz=zone), begin * MINUTE_MS - 1)
+    after = timing.occurrences(timing.timing(expression, tz=zone), begin * MINUTE_MS - 1)
     return list(takewhile(lambda at: at < end * MINUTE_MS, after))
 
 
@@ -380,8 +382,8 @@ def _without_gap(zone: Any, begin: int) -> list[tuple[int, int, int, int]]:
     return [(since, until, offset, offset) for since, until, _, offset in _stretches(zone, begin)]
 
 
-_stretches = almanac._stretches
-breaks.python("p12:gap", almanac, "_stretches", _without_gap)
+_stretches = days._stretches
+breaks.python("p12:gap", days, "_stretches", _without_gap)
 
 breaks.sql(
     "p12:guard on sqlite",

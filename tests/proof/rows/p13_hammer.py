@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from duly.store.sqlite import SQLiteDriver, _Writer
+from duly.store.sqlite.driver import SQLiteDriver, _Writer
 from tests.proof import breaks
 from tests.proof.fleet import Fleet, fleet
 from tests.proof.ledger import records

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from duly.errors import DulyError
-from duly.store.sqlite import _Writer
+from duly.store.sqlite.driver import _Writer
 from tests.proof import breaks, tasks
 from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.ledger import records

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from duly.store import ops
-from duly.worker import Worker
+from duly.worker.worker import Worker
 from tests.proof.breaks import BREAKS
 from tests.proof.checker import judge
 from tests.proof.fleet import Fleet, four_on_postgres

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from duly import keys
 from duly.model import Change, NewJob, State, Terms
+from duly.rules import keys
 from duly.store import ops
 from duly.store.driver import Driver
 from duly.store.ops import Finish
-from duly.store.postgres import PostgresDriver, bring_up_to_date
-from duly.store.sqlite import SQLiteDriver
+from duly.store.postgres.driver import PostgresDriver, bring_up_to_date
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.proof import breaks
 from tests.proof.table import ALL, Figure, Row, Setting
 from tests.servers.postgres import PostgresServer

@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from duly import Duly
-from duly.batches import Batch
-from duly.keys import id_in
+from duly.app.batches import Batch
 from duly.model import (
     QUEUED,
     Catchup,
@@ -28,14 +27,15 @@ from duly.model import (
     Terms,
     Verdict,
 )
-from duly.steps import Steps
+from duly.rules.keys import id_in
 from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
 from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Op, Replay
-from duly.store.postgres import bring_up_to_date
+from duly.store.postgres.driver import bring_up_to_date
 from duly.store.schedules import Due
-from duly.upkeep.fire import plan as planned
+from duly.store.sequence import Steps
+from duly.worker.upkeep.fire import plan as planned
 from tests.contract.stores import NOW, PostgresStore, definition, new_id
 from tests.proof import breaks
 from tests.proof.enqueues import jobs_of

@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-DRIVER = "duly.store.postgres"
+DRIVER = "duly.store.postgres.driver"
 
 
 class Finder:

@@ -1,0 +1,469 @@
+"""Batches: many jobs that are one piece of work, with its progress and what follows when all of it is done.
+
+A batch only labels its jobs and counts their ends; they are claimed, retried and rescued like any others. It is filled
+in chunks, so that memory stays flat however many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar, Token
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
+
+from msgspec.structs import replace
+
+from duly.app import tasks
+from duly.app.context import Lease, current, heed, in_flight, parent
+from duly.app.filters import checked
+from duly.app.tasks import CHUNK, Call, Task, named
+from duly.app.waits import pauses
+from duly.errors import BadArguments, BatchNotFound, BatchSealed, ConfigError, KeyConflict
+from duly.model import BatchRecord, Enqueued, Envelope, NewJob
+from duly.rules import envelope as envelopes
+from duly.rules import keys
+from duly.store import batches as store
+from duly.store import ops, sequence
+from duly.store.batches import Added, Callbacks, Opened
+from duly.store.ops import Op
+from duly.store.sequence import Steps
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from duly.app.app import Duly
+
+T = TypeVar("T")
+
+# In the class below `list` is a method.
+Records: TypeAlias = list[BatchRecord]
+Answers: TypeAlias = list[Enqueued]
+
+filling: ContextVar[Batch | None] = ContextVar("duly_batch", default=None)
+
+
+def batch_of(task: Task[..., Any, Any]) -> Batch | None:
+    """Give the batch that what is enqueued through a task belongs to: its own, or the one that is being filled here."""
+    if (own := task._using.batch) is not None:
+        return own
+    here = _filled_here()
+    return here if here is not None and here._app is task._app else None
+
+
+def _filled_here() -> Batch | None:
+    """Give the batch that is being filled; a handler that runs inside of somebody's `with` does not fill it by that."""
+    here = filling.get()
+    return here if here is not None and here._lease is current.get() else None
+
+
+class Batch:
+    """Many jobs that are one piece of work: `with app.batch("import") as batch:` fills it."""
+
+    def __init__(self, app: Duly, opening: Op[Opened | None], conn: Any = None) -> None:
+        self._app = app
+        self._opening = opening
+        self._opened: Opened | None = None
+        self._place: int | None = None  # how many jobs were given to it here, where their order matters
+        self._entered: Token[Batch | None] | None = None
+        self._lease: Lease | None = None  # of the handler that fills it
+        # One after the other, where their order matters: of two who took one place, one would find it filled.
+        self._turn, self._aturn = threading.RLock(), asyncio.Lock()
+        self._asking = False
+        self.conn = conn
+
+    @classmethod
+    def new(
+        cls,
+        app: Duly,
+        name: str,
+        *,
+        key: str | None,
+        callbacks: Mapping[str, Task[..., Any, Any] | str | None],
+        ok_at: float,
+        conn: Any,
+    ) -> Batch:
+        """Check what a batch is to be; nothing is written before it is entered."""
+        named(name, "a batch's name=")
+        if key is not None:
+            keys.check_key(named(key, f"batch {name!r}: key="), f"batch {name!r}: key= is")
+        _check_share(ok_at, f"batch {name!r}: ok_at=")
+        batch_id = app._new_id()
+        due = {what: _callback(app, task, f"batch {name!r}: {what}=", batch_id) for what, task in callbacks.items()}
+        opening = store.open_batch(batch_id, name, key=key, ok_at=float(ok_at), callbacks=Callbacks(**due))
+        return cls(app, opening, conn)
+
+    @classmethod
+    def known(cls, app: Duly, record: BatchRecord) -> Batch:
+        """Give a batch that is there, to add to it or to ask about it."""
+        batch = cls(app, store.open_batch(record.id, record.name, key=record.key))
+        batch._opened = Opened(record.id, record.name, record.key, 0)
+        return batch
+
+    def __repr__(self) -> str:
+        return f"<batch {self.id} {self.name!r}>" if self._opened else f"<batch {self.name!r}, not entered>"
+
+    @property
+    def id(self) -> str:
+        """The id by which the batch is found."""
+        if self._opened is None:
+            raise ConfigError(f"batch {self.name!r} is not there yet: enter it, as in `with app.batch(…) as batch:`")
+        return self._opened.id
+
+    @property
+    def name(self) -> str:
+        """The name, which is a label and may be that of other batches too."""
+        return self._opened.name if self._opened else str(self._opening.params["name"])
+
+    @property
+    def key(self) -> str | None:
+        """The key under which the batch is found again."""
+        key: str | None = self._opening.params["key"]
+        return key
+
+    # Filling
+
+    def __enter__(self) -> Batch:
+        self._enter(sequence.run(self._opens(), lambda op: self._app._add(op, self.conn)))
+        return self
+
+    async def __aenter__(self) -> Batch:
+        self._enter(await sequence.arun(self._opens(), lambda op: self._app._aadd(op, self.conn)))
+        return self
+
+    def _opens(self) -> Steps[Opened]:
+        if self._opened is not None:
+            raise ConfigError(f"{self!r} was entered before: make another one, or add to it with using(batch=…)")
+        if (outer := _filled_here()) is not None:
+            raise ConfigError(f"batch {self.name!r} is entered inside {outer!r}: a job belongs to one batch at most")
+        while (opened := (yield self._opening)) is None:
+            pass  # the one that had its key was pruned at this very moment
+        return cast("Opened", opened)
+
+    def _enter(self, opened: Opened) -> None:
+        self._opened = opened
+        self._place = None if opened.key is None else 0
+        self._lease = current.get()
+        self._entered = filling.set(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._leave(kind):
+            self.seal()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._leave(kind):
+            await self.aseal()
+
+    def _leave(self, kind: type[BaseException] | None) -> bool:
+        """Say whether it is full now. One whose filling failed is not: it is filled on under its key, or cancelled."""
+        assert self._entered is not None
+        filling.reset(self._entered)
+        self._entered, self._place = None, None
+        return kind is None
+
+    def fill(self, calls: Iterable[Call[Any]]) -> int:
+        """Add any number of jobs, a thousand in one commit, and keep none of them: `batch.fill(f.call(x) for x in xs)`.
+
+        Returns how many were given. The calls may be of several tasks. A key that is taken raises KeyConflict once all
+        the others are added.
+        """
+        given, taken = 0, None
+        for task, chunk in self._chunks(calls):
+            answers = self._add(task, [chunk], before=given)
+            given, taken = given + len(chunk), taken or _conflict(answers)
+        return self._given(given, taken)
+
+    async def afill(self, calls: Iterable[Call[Any]] | AsyncIterable[Call[Any]]) -> int:
+        """Add any number of jobs, from a coroutine; the calls may come from an async iterator."""
+        given, taken = 0, None
+        async for task, chunk in self._achunks(calls):
+            answers = await self._aadd(task, [chunk], before=given)
+            given, taken = given + len(chunk), taken or _conflict(answers)
+        return self._given(given, taken)
+
+    async def _achunks(
+        self, calls: Iterable[Call[Any]] | AsyncIterable[Call[Any]]
+    ) -> AsyncIterator[tuple[Task[..., Any, Any], list[NewJob]]]:
+        some: list[Call[Any]] = []
+        if isinstance(calls, AsyncIterable):
+            async for call in calls:
+                some.append(call)
+                if len(some) == CHUNK:
+                    for cut in self._chunks(some):
+                        yield cut
+                    some = []
+        for cut in self._chunks(some if isinstance(calls, AsyncIterable) else calls):
+            yield cut
+
+    def _chunks(self, calls: Iterable[Call[Any]]) -> Iterable[tuple[Task[..., Any, Any], list[NewJob]]]:
+        """Cut calls into chunks of one task each."""
+        if not isinstance(calls, Iterable):
+            raise ConfigError(f"{self!r}: fill got {calls!r:.60}, no calls: write batch.fill(task.call(…) for …)")
+        for task, alike in groupby(calls, self._task_of):
+            while chunk := list(islice(alike, CHUNK)):
+                yield task, task._new_jobs(chunk)
+
+    def _task_of(self, call: Call[Any]) -> Task[..., Any, Any]:
+        if not isinstance(call, Call):
+            raise ConfigError(
+                f"{self!r}: fill got {call!r:.60}, which is no call: write batch.fill(task.call(…) for …)"
+            )
+        heed()
+        return call.task
+
+    def _given(self, given: int, taken: Enqueued | None) -> int:
+        if taken is not None:
+            raise KeyConflict(
+                f"{self!r}: a key is taken by job {taken.id}, whose arguments are others; the others were added. "
+                "One key stands for one piece of work",
+                taken.id,
+            )
+        return given
+
+    def _add(self, task: Task[..., Any, Any], chunks: Iterable[Sequence[NewJob]], *, before: int = 0) -> Answers:
+        """Add jobs of a task in order, and give what came of each. `before`: how many of the same call are added."""
+        conn = self._conn_for(task)
+        with nullcontext() if self._place is None else self._turn:
+            added = sequence.run(self._adding(task, chunks, before), lambda op: self._app._add(op, conn))
+        self._staged()
+        return added
+
+    async def _aadd(self, task: Task[..., Any, Any], chunks: Iterable[Sequence[NewJob]], *, before: int = 0) -> Answers:
+        conn, lease = self._conn_for(task), current.get()
+        with nullcontext() if lease is None else in_flight(lease):
+            async with nullcontext() if self._place is None else self._aturn:
+                added = await sequence.arun(self._adding(task, chunks, before), lambda op: self._app._aadd(op, conn))
+        self._staged()
+        return added
+
+    def _staged(self) -> None:
+        """Have the driver look after what was written past it."""
+        if self.conn is not None:
+            self._app.driver.mind_wal()
+            self._app.driver.woke()
+
+    def _conn_for(self, task: Task[..., Any, Any]) -> Any:
+        if "debounce_ms" in task._using.terms:
+            raise ConfigError(
+                f"{task.name}: using(debounce=…) inside of {self!r}: what is debounced may run as a later job, "
+                "and belongs to no batch. Enqueue it outside"
+            )
+        if task._app is not self._app:
+            raise ConfigError(f"{task.name} is a task of another app than {self!r}")
+        conn = task._using.conn
+        if conn is not None and conn is not self.conn:
+            raise ConfigError(
+                f"{task.name}: using(conn=…) adds to {self!r}, which is not in that transaction and would wait for it: "
+                "write app.batch(…, conn=…), so that all of it commits as one"
+            )
+        return self.conn
+
+    def _adding(self, task: Task[..., Any, Any], chunks: Iterable[Sequence[NewJob]], before: int) -> Steps[Answers]:
+        terms = replace(task._terms(), batch_id=self.id)
+        answers: Answers = []
+        for chunk in chunks:
+            while chunk and self._place is not None:
+                chunk = yield from self._in_order(terms, chunk, answers, before)
+            if chunk:
+                yield from self._app._depths.admit(terms.queue, len(chunk), before=before + len(answers))
+                answers += self._taken((yield store.add(terms, chunk, parent=parent()))).jobs
+        return answers
+
+    def _in_order(self, terms: Any, chunk: Sequence[NewJob], answers: Answers, before: int) -> Steps[Sequence[NewJob]]:
+        """Add a chunk at its place, or as much of it as is not there yet; gives what is left to be added."""
+        assert self._place is not None
+        assert self._opened is not None
+        begin = self._place
+        there = min(len(chunk), max(0, self._opened.filled - begin))
+        placed = [replace(job, id=keys.id_in(self.id, begin + n)) for n, job in enumerate(chunk)]
+        if not there:
+            self._refuse_at_unknown_place()
+            yield from self._app._depths.admit(terms.queue, len(placed), before=before + len(answers))
+            self._asking = True
+            answer = yield store.add(terms, placed, filling=begin, parent=parent())
+            self._asking = False
+            added = self._taken(answer, begin + len(placed))
+            if added.filled == begin:
+                self._place += len(placed)
+                answers += added.jobs
+                return []
+            # Somebody has filled it further under the same key, or an answer was lost on its way.
+            self._opened = replace(self._opened, filled=added.filled)
+            there = min(len(chunk), max(0, (added.filled or 0) - begin))
+        self._place += there
+        keyed = [job for job in placed[:there] if job.key is not None]
+        answers += (yield store.added_before(terms, keyed)) if keyed else [Enqueued(job.id) for job in placed[:there]]
+        return chunk[there:]
+
+    def _refuse_at_unknown_place(self) -> None:
+        """Refuse to go on where nobody knows how far it is filled: what comes next would be taken for what is there."""
+        if self._asking:
+            raise ConfigError(
+                f"{self!r} is filled in order, and adding to it failed before, or goes on in another thread: leave the "
+                "`with` by the error, and run it again under its key"
+            )
+
+    def _taken(self, added: Added, end: int | None = None) -> Added:
+        """Give what came of adding, or tell why nothing did."""
+        if added.lost and (lease := current.get()) is not None:
+            lease.lose()
+        if added.filled is None or added.filled < (self._place or 0):
+            raise self._gone()
+        if added.sealed and (end is None or added.filled < end):
+            filled = f" with {added.filled:,} jobs under the key {self.key!r}" if end is not None else ""
+            raise BatchSealed(f"{self!r} was sealed{filled}, and takes no more: make another batch")
+        return added
+
+    def seal(self) -> None:
+        """Say that nothing more is added; leaving the `with` does it. It is complete when everything has ended."""
+        self._found(self._app._add(store.seal(self.id), self.conn))
+        self._staged()
+
+    async def aseal(self) -> None:
+        """Say that nothing more is added, from a coroutine."""
+        sealed = await self._app._aadd(store.seal(self.id), self.conn)
+        self._found(sealed)
+        self._staged()
+
+    # Looking and changing
+
+    def progress(self) -> BatchRecord:
+        """Say how far the batch is: pending, running, succeeded, partial, dead, cancelled, total, percent."""
+        return self._found(self._app.driver.run(store.get(self.id)))
+
+    async def aprogress(self) -> BatchRecord:
+        """Say how far the batch is, from a coroutine."""
+        return self._found(await self._app.driver.arun(store.get(self.id)))
+
+    def wait(self, timeout: float | None = None) -> BatchRecord:
+        """Wait until the batch is complete; `timeout` in seconds, else as long as it takes."""
+        self._refuse_waiting()
+        for pause in pauses(timeout):
+            if (now := self.progress()).complete:
+                return now
+            time.sleep(pause)
+        raise TimeoutError(self._late(timeout))
+
+    async def await_(self, timeout: float | None = None) -> BatchRecord:  # noqa: ASYNC109 (as in `wait`)
+        """Wait until the batch is complete, from a coroutine."""
+        self._refuse_waiting()
+        for pause in pauses(timeout):
+            if (now := await self.aprogress()).complete:
+                return now
+            await asyncio.sleep(pause)
+        raise TimeoutError(self._late(timeout))
+
+    def cancel(self, *, by: str | None = None, why: str | None = None) -> int:
+        """End what does not run and ask what runs to stop; answers how many those were.
+
+        Nothing more is added, and what was not complete before is no success.
+        """
+        return sequence.run(self._cancelling(by, why), self._app.driver.run)
+
+    async def acancel(self, *, by: str | None = None, why: str | None = None) -> int:
+        """Cancel the rest of the batch, from a coroutine."""
+        return await sequence.arun(self._cancelling(by, why), self._app.driver.arun)
+
+    def _cancelling(self, by: str | None, why: str | None) -> Steps[int]:
+        self._found((yield store.cancel(self.id, by=by, why=why)))
+        cancelled = 0
+        while ids := (yield store.rest(self.id)):
+            cancelled += len((yield ops.cancel(ids, by=by, why=why or f"batch {self.name!r} was cancelled")))
+        return cancelled
+
+    def _found(self, found: T | None) -> T:
+        if not found:
+            raise self._gone()
+        return found
+
+    def _gone(self) -> BatchNotFound:
+        hint = ": it was opened on your own connection; commit first" if self.conn is not None else ""
+        return BatchNotFound(f"no batch has the id {self.id}{hint}")
+
+    def _refuse_waiting(self) -> None:
+        if self._entered is not None:
+            raise ConfigError(f"{self!r} is being filled, and is not complete before the `with` is left: wait after it")
+        if current.get() is not None:
+            raise ConfigError(f"{self!r}: a handler that waits for a batch holds a slot that its jobs may need")
+
+    def _late(self, timeout: float | None) -> str:
+        return f"{self!r} is not complete after {timeout:g} s" if timeout is not None else ""
+
+
+def _conflict(answers: Answers) -> Enqueued | None:
+    return next((answer for answer in answers if answer.conflict), None)
+
+
+def _callback(app: Duly, task: Task[..., Any, Any] | str | None, what: str, batch_id: str) -> str | None:
+    """Write the job that a batch adds, refusing what could not be called without arguments."""
+    if task is None:
+        return None
+    if isinstance(task, str):
+        if task not in app.tasks:
+            raise ConfigError(f"{what}{task!r} names no task of this app")
+        task = app.tasks[task]
+    if not isinstance(task, Task):
+        raise ConfigError(f"{what} is of type {type(task).__name__}: give a task, or the name of one")
+    if task._app is not app:
+        raise ConfigError(f"{what} {task.name} is a task of another app, whose workers would not find the job")
+    if dropped := task._using.lost_in_callback:
+        raise ConfigError(
+            f"{what} {task.name} has using({dropped}=…), which a callback cannot keep: it runs when it is due"
+        )
+    try:
+        payload = task.definition.codec.encode_call((), {})
+    except BadArguments as error:
+        raise ConfigError(f"{what} is called without arguments (ctx.batch names the batch): {error}") from error
+    envelope = envelopes.pack(Envelope(schema_version=task.definition.schema_version, batch=batch_id))
+    return tasks.callback(task, what, id=app._new_id(), payload=payload, envelope=envelope)
+
+
+def _check_share(share: Any, what: str) -> None:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ConfigError(f"{what} is {share!r}: give a share above 0 and up to 1, as in 0.95")
+
+
+class BatchFilters(TypedDict, total=False):
+    """Which batches to list, and how many at most. `active`: those of which something is still to come."""
+
+    name: str | None
+    key: str | None
+    active: bool | None
+    prefix: str | None
+    before: str | None
+    limit: int
+
+
+class Batches:
+    """The batches of an app."""
+
+    def __init__(self, app: Duly) -> None:
+        self._app = app
+
+    def get(self, batch_id: str) -> Batch:
+        """Find a batch by its id."""
+        return self._known(self._app.driver.run(store.get(batch_id)), batch_id)
+
+    async def aget(self, batch_id: str) -> Batch:
+        """Find a batch, from a coroutine."""
+        return self._known(await self._app.driver.arun(store.get(batch_id)), batch_id)
+
+    def list(self, **filters: Unpack[BatchFilters]) -> Records:
+        """List batches and how far they are, newest first; for the next page give the last id as `before`."""
+        return self._app.driver.run(store.listing(**checked(filters, BatchFilters)))
+
+    async def alist(self, **filters: Unpack[BatchFilters]) -> Records:
+        """List batches, from a coroutine."""
+        return await self._app.driver.arun(store.listing(**checked(filters, BatchFilters)))
+
+    def _known(self, record: BatchRecord | None, batch_id: str) -> Batch:
+        if record is None:
+            raise BatchNotFound(f"no batch has the id {batch_id}")
+        return Batch.known(self._app, record)

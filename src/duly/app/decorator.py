@@ -1,0 +1,163 @@
+"""The decorator `app.task`, and how it is typed: wrong arguments, options and results are found by `mypy --strict`.
+
+It sometimes takes away the first parameter, the context. Two facts of mypy shape the overloads.
+
+`Callable[Concatenate[Ctx, P], R]` also matches a handler whose first parameter is `object` or `Any`, and would swallow
+it. So those handlers come first: they are the ones that take a class which nobody else knows.
+
+When an argument contains `Any` (a `dict[str, Any]` somewhere in the handler) and two overloads match it, mypy gives up
+and answers `Task[Any, Any, Any]`. So no handler may match two overloads, and each says whom it leaves out: by an
+alternative of the union which only those match, and which asks for other values of P and R. mypy infers nothing from
+alternatives that disagree, and so the overload does not match. (Each such alternative is narrower than the first one;
+otherwise it would let handlers in.) This is also what reports `ctx: Ctx` in a plain function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, final, overload
+
+from duly.app.context import Ctx, SyncCtx
+from duly.app.tasks import Errors, Isolation, OrderingDead, Task
+from duly.errors import ConfigError
+from duly.rules.backoff import Backoff
+from duly.rules.durations import Duration
+from duly.rules.keys import Key
+
+P = ParamSpec("P")
+C = TypeVar("C")
+R = TypeVar("R")
+C_co = TypeVar("C_co", covariant=True)
+X_contra = TypeVar("X_contra", contravariant=True)
+
+Coro: TypeAlias = Coroutine[Any, Any, R]
+
+
+@final
+class _Stranger:
+    """Nothing but `object` and `Any` takes this as an argument."""
+
+
+class _StrangeCoro(Coroutine[Any, Any, object]):  # object, not Never: mypy would simplify the alternative away
+    """Nothing but `Any` can be returned as this."""
+
+
+class _TakesAnything(Protocol[P, C_co]):
+    """A handler whose first parameter takes whatever it is given."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C_co: ...
+    @overload
+    def __call__(self, stranger: _Stranger, /, *args: Any, **kwargs: Any) -> object: ...
+
+
+class _NamesCtx(Protocol[X_contra, P, C_co]):
+    """A handler whose first parameter is called `ctx`."""
+
+    def __call__(self, ctx: X_contra, *args: P.args, **kwargs: P.kwargs) -> C_co: ...
+
+
+class TaskDecorator:
+    """Makes tasks of functions, bare or with options."""
+
+    def __init__(
+        self, define: Callable[[Callable[..., Any], Mapping[str, Any]], Any], options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._define = define
+        self._options = dict(options or {})
+
+    # The first parameter is `object` or `Any`: an ordinary one. (First: it also returns Any.)
+    @overload
+    def __call__(self, handler: _TakesAnything[P, _StrangeCoro], /) -> Task[P, Any, Any]: ...
+    @overload
+    def __call__(
+        self, handler: _TakesAnything[P, Coro[R]] | Callable[Concatenate[_Stranger, P], _StrangeCoro], /
+    ) -> Task[P, Coro[R], R]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, handler: _TakesAnything[P, R] | Callable[Concatenate[_Stranger, P], _StrangeCoro], /
+    ) -> Task[P, R, R]: ...
+
+    # The first parameter is the context.
+    @overload
+    def __call__(
+        self,
+        handler: (
+            Callable[Concatenate[Ctx, P], Coro[R]]
+            | _NamesCtx[Ctx, P, Coro[R]]  # the same; a handler with `**kwargs` too matches only this one
+            | Callable[Concatenate[Ctx, P], _StrangeCoro]  # not: a plain function that returns Any
+            | Callable[Concatenate[Ctx | _Stranger, P], Coro[object]]  # not: takes anything
+        ),
+        /,
+    ) -> Task[P, Coro[R], R]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self,
+        handler: (
+            Callable[Concatenate[SyncCtx, P], R]
+            | _NamesCtx[SyncCtx, P, R]
+            | Callable[Concatenate[SyncCtx, P], Coro[R]]  # not: async
+            | Callable[Concatenate[SyncCtx | _Stranger, P], object]  # not: takes anything
+        ),
+        /,
+    ) -> Task[P, R, R]: ...
+
+    # There is no context.
+    @overload
+    def __call__(
+        self,
+        handler: (
+            Callable[P, Coro[R]]
+            | Callable[P, _StrangeCoro]  # not: a plain function that returns Any
+            | Callable[Concatenate[Ctx, P], Coro[object]]  # not: these two
+            | Callable[Concatenate[SyncCtx, P], Coro[object]]
+        ),
+        /,
+    ) -> Task[P, Coro[R], R]: ...
+    @overload
+    def __call__(
+        self,
+        handler: (
+            Callable[P, R]
+            | Callable[P, Coro[R]]  # not: async
+            | Callable[Concatenate[Ctx, P], object]  # not: these two
+            | Callable[Concatenate[SyncCtx, P], object]
+        ),
+        /,
+    ) -> Task[P, R, R]: ...
+
+    @overload
+    def __call__(
+        self,
+        *,
+        name: str | None = None,
+        aliases: Iterable[str] = (),
+        queue: str = "default",
+        priority: int = 0,
+        max_attempts: int | None = None,
+        backoff: Backoff | Sequence[Duration] | None = None,
+        retry_on: Errors | None = None,
+        give_up_on: Errors | None = None,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        stall_after: Duration | None = None,
+        key: Key | None = None,
+        keep: Duration | None = None,
+        result_ttl: Duration | None = None,
+        isolation: Isolation | None = None,
+        cap: int | None = None,
+        cap_key: Key | None = None,
+        rate: str | None = None,
+        ordering_key: Key | None = None,
+        ordering_dead: OrderingDead | None = None,
+        schema_version: int = 1,
+        on_dead: Task[..., Any, Any] | str | None = None,
+    ) -> TaskDecorator: ...
+    # No `/` after handler: mypy and pyright then find that the implementation does not fit the options.
+    def __call__(self, handler: Callable[..., Any] | None = None, **options: Any) -> Any:
+        """Make a task of a function, or take the options for one."""
+        if handler is None:
+            return TaskDecorator(self._define, {**self._options, **options})
+        if not callable(handler):
+            raise ConfigError(f"@app.task takes a function, not a {type(handler).__name__}: name options, as queue=…")
+        return self._define(handler, self._options)

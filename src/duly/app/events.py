@@ -1,0 +1,107 @@
+"""What happens, told to logs and to whoever listens.
+
+The message of a log line is the event's name, past tense; what it is about stands in `extra`. Payloads are not told.
+A success is told at DEBUG and summed up now and then, every other outcome has its line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from duly.app.context import Lease
+from duly.model import Change, Failure, State, Verdict
+
+log = logging.getLogger("duly.worker")
+
+Listener: TypeAlias = Callable[[str, Mapping[str, Any]], None]
+
+_ENDED = {
+    State.SUCCEEDED: ("job.succeeded", logging.DEBUG),
+    State.PARTIAL: ("job.partial", logging.WARNING),
+    State.DEAD: ("job.dead", logging.ERROR),
+    State.CANCELLED: ("job.cancelled", logging.INFO),
+    State.WAITING: ("job.waiting", logging.INFO),
+    State.READY: ("job.released", logging.INFO),
+}
+
+
+class Events:
+    """Tells the log and the listeners of an app what happens."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+        self.counts: Counter[str] = Counter()
+
+    def listen(self, listener: Listener) -> Listener:
+        """Call `listener(name, fields)` at every event; can be used as a decorator."""
+        self._listeners.append(listener)
+        return listener
+
+    def tell(self, name: str, level: int = logging.INFO, **fields: Any) -> None:
+        """Tell that something happened."""
+        self.counts[name] += 1
+        if log.isEnabledFor(level):
+            log.log(level, name, extra=fields)
+        for listener in self._listeners:
+            try:
+                listener(name, fields)
+            except Exception:
+                log.exception("listener.failed", extra={"event": name})
+
+    @property
+    def hears_successes(self) -> bool:
+        """Whether anybody wants to hear of each success; mostly nobody does."""
+        return bool(self._listeners) or log.isEnabledFor(logging.DEBUG)
+
+    def attempted(self, lease: Lease, change: Change, verdict: Verdict, ended_at: float) -> None:
+        """Tell how an attempt ended."""
+        if lease.staged and verdict in (Verdict.ALREADY, Verdict.GONE) and change.state is not State.SUCCEEDED:
+            # It succeeded when its own transaction committed; what came after that is told, and changes nothing.
+            self.tell("job.raised_after_commit", logging.WARNING, **about(lease), error=_clipped(change.error))
+            change = Change(State.SUCCEEDED)
+        name, level = _named(change, verdict)
+        begun_at = lease.begun_at
+        self.tell(
+            name,
+            level,
+            **about(lease),
+            outcome=change.state.value if verdict is not Verdict.LOST else "lost",
+            error_class=change.error.kind if change.error else None,
+            error=_clipped(change.error),
+            reason=change.reason,
+            retry_in_ms=change.after_ms if change.state is State.SCHEDULED else None,
+            ran_ms=None if begun_at is None else round(((lease.ended_at or ended_at) - begun_at) * 1000, 3),
+        )
+
+
+def about(lease: Lease) -> dict[str, Any]:
+    """Say which attempt of which job something is about; never its payload."""
+    job = lease.job
+    return {
+        "job_id": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "correlation_id": job.envelope.correlation_id or job.id,
+        "causation_id": job.envelope.causation_id,
+        "idempotency_key": job.key,
+        "subject": job.envelope.subject,
+    }
+
+
+def _named(change: Change, verdict: Verdict) -> tuple[str, int]:
+    if verdict is Verdict.LOST:
+        return "job.lost", logging.WARNING
+    if change.state is State.SCHEDULED:
+        return ("job.snoozed", logging.INFO) if change.give_back_attempt else ("job.failed", logging.WARNING)
+    if change.state is State.READY and change.crashed:
+        return "job.crashed", logging.WARNING
+    return _ENDED[change.state]
+
+
+def _clipped(error: Failure | None) -> str | None:
+    return None if error is None else error.message[:200]

@@ -1,0 +1,141 @@
+"""How commands answer: tables and sentences for people, JSON for programs, a bar while something takes long."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import msgspec
+
+from duly.errors import StoreError
+from duly.model import MANY
+from duly.rules import durations
+
+GAP = "  "
+
+
+def answer_json(value: Any) -> None:
+    """Print one JSON text."""
+    click.echo(json.dumps(msgspec.to_builtins(value)))  # ASCII, which every stream can take
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns; on a terminal the last column is cut where the line ends."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for number, line in enumerate(columns(headings, rows, width=width)):
+        click.echo(style(line, bold=True) if number == 0 else line)
+
+
+def style(text: str, **how: Any) -> str:
+    """Give a text colour or weight, unless $NO_COLOR is set."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, **how)
+
+
+def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> list[str]:
+    """Write rows in columns, cut at a width; the headings come first, unless there are no rows."""
+    if not rows:
+        return []
+    lines = [list(headings), *([_one_line(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings) - 1)]
+    return [
+        cut(GAP.join([*(cell.ljust(size) for cell, size in zip(line, widths, strict=False)), line[-1]]).rstrip(), width)
+        for line in lines
+    ]
+
+
+def cut(text: str, width: int | None) -> str:
+    """Cut a text that is longer than a line."""
+    return text if width is None or len(text) <= width else f"{text[: max(width - 1, 0)]}…"
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> None:
+    """Print names with their values, one a line."""
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        click.echo(f"{name:<{width}}{GAP}{plain(value)}")
+
+
+def moment(at: int | None) -> str:
+    """Write a time of the database."""
+    return "-" if at is None else datetime.fromtimestamp(at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def age(ms: int | None, *, units: int = 2) -> str:
+    """Write a duration roughly: its largest units."""
+    if ms is None:
+        return "-"
+    ms = max(ms, 0)
+    return " ".join(durations.describe(ms - ms % 1000 if ms >= 1000 else ms).split()[:units])
+
+
+def count(number: int) -> str:
+    """Write a count that may have been given up on."""
+    return f"{number:,}" if number <= MANY else f"more than {MANY:,}"
+
+
+def figure(number: int) -> str:
+    """Write a count that may have been given up on, short enough for a column."""
+    return f"{number:,}" if number <= MANY else f"{MANY:,}+"
+
+
+def ago(at: int | None, now: int, *, units: int = 2) -> str:
+    """Write a time as its distance from now: "3m ago", "in 5m"."""
+    if at is None:
+        return "-"
+    return f"in {age(at - now, units=units)}" if at > now else f"{age(now - at, units=units)} ago"
+
+
+def plural(number: int, noun: str) -> str:
+    """Write how many of something."""
+    return f"{count(number)} {noun if number == 1 else noun + 's'}"
+
+
+def confirmed(question: str, *, yes: bool) -> bool:
+    """Ask before something is changed; who is no terminal must have said --yes."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"{question} Nobody can be asked here: say --yes, or --dry-run to see what would be done."
+        )
+    return click.confirm(question, err=True)
+
+
+@contextmanager
+def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show how far a long job is, on terminals only; call what it gives with each number done.
+
+    Without a total it counts upwards, and does not pretend to know the end.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    endless = itertools.count() if total is None else None
+    with click.progressbar(endless, length=total, label=label, file=sys.stderr, show_pos=True) as bar:
+        yield bar.update
+
+
+def reason(error: Exception) -> str:
+    """Give a message for people: a store's without the name of the operation, and without what libpq repeats."""
+    if not isinstance(error, StoreError):
+        return str(error)
+    message = re.sub(r"^[a-z_]+: ", "", str(error))
+    return re.sub(r"\(connection failed: .* failed: (.*?)( Is the server running [^)]*)?\)(?=$|: )", r"(\1)", message)
+
+
+def plain(text: str) -> str:
+    """Take out what a terminal would obey: error texts come from anywhere."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _one_line(cell: str) -> str:
+    return plain(" ".join(cell.split()))

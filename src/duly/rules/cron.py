@@ -1,0 +1,114 @@
+"""Reading a cron expression: cronsim reads the text and judges the days, the walk is ours.
+
+An expression is of fixed times when neither its minute nor its hour begins with `*`, as in Debian's cron. What cronsim
+refuses is looked at again field by field, so that the message names the part that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import NoReturn
+
+from cronsim import CronSim, CronSimError
+
+from duly.errors import ConfigError
+from duly.rules.days import EPOCH, Pattern, shown, zone
+
+ALIASES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+FIELDS = {
+    "minute": "0-59",
+    "hour": "0-23",
+    "day of month": "1-31",
+    "month": "1-12 or jan-dec",
+    "day of week": "0-7 or sun-sat",
+}
+NOWHEN = datetime(2000, 1, 1)  # noqa: DTZ001 - cronsim wants a start, and none of its walk is used
+
+
+class Cron(Pattern):
+    """The pattern of a cron expression: cronsim reads it and judges the days."""
+
+    def __init__(self, text: str, tz: str) -> None:
+        super().__init__(zone(tz))
+        sim = _sim(text)
+        minute, hour = _expression(text).split()[:2]
+        self.fixed = not minute.startswith("*") and not hour.startswith("*")
+        self._due = tuple(hour * 3_600 + minute * 60 for hour in sorted(sim.hours) for minute in sorted(sim.minutes))
+        self._months = sim.months
+        self._match_day = sim.match_day
+
+    def seconds(self, day: int) -> Sequence[int]:
+        """Give the seconds that are due on a local day."""
+        local = date.fromordinal(EPOCH + day)
+        return () if self.is_out(local.year, local.month) or not self._match_day(local) else self._due
+
+    def is_out(self, year: int, month: int) -> bool:
+        """Tell whether a month is none of those in the expression."""
+        return month not in self._months
+
+
+def explain_cron(text: str) -> str:
+    """Say in plain English when a cron expression is due."""
+    said = _sim(text).explain().replace(" through ", " to ")
+    return f"{said[0].lower()}{said[1:]}"
+
+
+def _expression(text: str) -> str:
+    """Give the five fields behind an alias."""
+    if not text.startswith("@"):
+        return text
+    if text.lower() not in ALIASES:
+        refuse_cron(text, f"is no alias: the aliases are {' '.join(ALIASES)}")
+    return ALIASES[text.lower()]
+
+
+def _sim(text: str) -> CronSim:
+    """Read a cron expression, or say which part of which field is wrong."""
+    expression = _expression(text)
+    fields = expression.split()
+    if len(fields) == len(FIELDS) + 1:
+        refuse_cron(text, 'has 6 fields: seconds are not supported here, write 5 fields or every("10s")')
+    if len(fields) != len(FIELDS):
+        refuse_cron(text, f"has {len(fields)} field{'s' * (len(fields) != 1)}, not 5: {', '.join(FIELDS)}")
+    try:
+        return CronSim(expression, NOWHEN)
+    except CronSimError:
+        for place, field in enumerate(fields):
+            _check_field(text, place, field)
+        refuse_impossible(text)
+
+
+def _check_field(text: str, place: int, field: str) -> None:
+    """Refuse a field that cronsim does not read, naming the part it stumbles over."""
+    name, allowed = list(FIELDS.items())[place]
+    for part in field.split(","):
+        try:
+            CronSim(" ".join([*["*"] * place, part, *["*"] * (len(FIELDS) - 1 - place)]), NOWHEN)
+        except CronSimError:
+            why = f"is not {allowed}" if part.isalnum() else f"is no value, range or step of {allowed}"
+            advice = ": write * for any" if part == "?" else ""
+            refuse_cron(text, f"is wrong in field {place + 1}, {name}: {shown(part)} {why}{advice}")
+
+
+def refuse_impossible(text: str, tz: str = "UTC") -> NoReturn:
+    """Refuse an expression of which every field can be read, and nothing fits them all."""
+    said = [
+        f"field {place}, {name} {shown(field)}"
+        for place, (name, field) in enumerate(zip(FIELDS, _expression(text).split(), strict=True), 1)
+        if field != "*" and place > (2 if tz == "UTC" else 1)  # elsewhere there are hours that some days lack
+    ]
+    refuse_cron(text, f"never fires: no day fits {' and '.join(said)}" + ("" if tz == "UTC" else f" in {tz}"))
+
+
+def refuse_cron(text: str, why: str) -> NoReturn:
+    """Refuse a text and say why."""
+    raise ConfigError(f"schedule {shown(text)} {why}") from None

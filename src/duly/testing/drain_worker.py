@@ -1,0 +1,209 @@
+"""The worker that tests run: the real one, one job at a time, with its upkeep at set moments instead of beside it.
+
+So what it does is the same each time. What the real one would do in processes of its own it does in this one, because
+what a test counts with is here; what the real one refuses, it refuses too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from duly.app.context import Lease
+from duly.app.tasks import Definition, Kind, Task
+from duly.errors import JobError
+from duly.model import Change, Claimed, Failed, Outcome
+from duly.testing import hooks
+from duly.testing.hooks import Crashed
+from duly.worker.children import Children
+from duly.worker.deadlines import Overtime
+from duly.worker.runner import DOES_NOT_FIT, NOT_COMMITTED
+from duly.worker.threads import start_thread
+from duly.worker.upkeep import Upkeep
+from duly.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from duly.app.app import Duly
+
+Noted = Callable[[Lease, BaseException], None]
+
+MOST_ATTEMPTS = 10_000
+
+
+async def work(drainer: Drainer) -> None:
+    """Run what is due until nothing is."""
+    running = asyncio.create_task(drainer.run(), name="duly-drain")
+    with _ended_by_crash(drainer.app, running):
+        await running
+
+
+@contextmanager
+def _ended_by_crash(app: Duly, running: asyncio.Task[None]) -> Iterator[None]:
+    """End a worker whose process is as good as dead: nobody would tell it that its handlers are gone."""
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(running.cancel)
+
+    gates = [gate for gate in hooks.gates(app) if isinstance(gate, hooks.Mortal)]
+    for gate in gates:
+        gate.mourners.append(end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if any(gate.dead for gate in gates):
+            raise Crashed from None
+        raise
+    finally:
+        for gate in gates:
+            gate.mourners.remove(end)
+
+
+class Drainer(Worker):
+    """A worker for tests: it drains, and comes back. `noted` is called with what handlers raise."""
+
+    overlaps = False  # so that jobs run in the same order each time
+
+    def __init__(self, app: Duly, queues: Iterable[str] | None, noted: Noted) -> None:
+        self._leap = Leap()
+        super().__init__(
+            app, queues=queues, concurrency=1, drain=True, signals=False, spawn=_start_thread, clock=self._leap
+        )
+        self.children = _NoChildren(app, 1, clock=self._leap)
+        self._noted = noted
+        self._ran: set[str] = set()
+        self._brought_about = 0
+
+    def _beside(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        yield "overtime", Overtime(self).run()
+        yield "suspects", self._suspects.run()
+
+    async def _reconcile(self) -> None:
+        """Define what the app has; what others have is nothing to a test."""
+        if self.app.schedules.in_code:
+            await super()._reconcile()
+
+    async def _turns(self) -> None:
+        await self._look_after()
+        await super()._turns()
+
+    async def _send_ended(self) -> None:
+        """Record before anything else is claimed, so that jobs run in the same order each time."""
+        await super()._send_ended()
+        for sent in self._recording:
+            await sent
+
+    async def _look_after(self) -> None:
+        """Do the upkeep once, and what is seen to have ended a second time, without the wait between."""
+        upkeep = Upkeep(self)
+        await upkeep.round()
+        await upkeep.fire.to_the_end()
+        wait = upkeep.rescue.pause(math.inf)
+        if wait < math.inf:
+            self._leap.over(wait)
+            await upkeep.rescue.look()
+
+    def _arm(self) -> None:
+        """Listen to no other process: who drains does not wait for anything new."""
+        self._armed = True
+
+    async def claim(self, *args: Any, **options: Any) -> list[Lease]:
+        """Take jobs on lease, and see to it that what their handlers raise is noted."""
+        leases = await super().claim(*args, **options)
+        for lease in leases:
+            lease.task = Task(self.app, self._observed(lease))
+            self._refuse_endless(lease.job)
+        return leases
+
+    def _refuse_endless(self, job: Claimed) -> None:
+        """Count what only runs because something ran here before: jobs of jobs, and jobs once more."""
+        self._brought_about += job.id in self._ran or job.envelope.causation_id in self._ran
+        self._ran.add(job.id)
+        if self._brought_about > MOST_ATTEMPTS:
+            raise AssertionError(
+                f"drain: {MOST_ATTEMPTS:,} attempts came of others in the same drain, and the next is of {job.task}: "
+                "if that enqueues itself without end, give it one, or a delay; if there are so many, drain again"
+            )
+
+    def _observed(self, lease: Lease) -> Definition:
+        definition = lease.task.definition
+
+        def retries(error: BaseException) -> bool:
+            self._noted(lease, error)
+            return definition.retries(error)
+
+        kind = Kind.THREAD if definition.kind is Kind.PROCESS else definition.kind
+        context = None if definition.context is None else partial(_context, self.app, definition.context)
+        return replace(definition, kind=kind, retries=retries, context=cast("Any", context))
+
+    def judged(self, lease: Lease, outcome: Outcome) -> Change:
+        """Ask the judge, and note failures that no exception of the handler's tells of."""
+        if isinstance(outcome, Failed) and (not outcome.retry or outcome.reason in (DOES_NOT_FIT, NOT_COMMITTED)):
+            error = outcome.error
+            self._noted(lease, JobError(f"{lease.job.task}: {error.kind}: {error.message}", lease.job.id))
+        return super().judged(lease, outcome)
+
+    async def _stop_at_once(self, turns: asyncio.Task[None]) -> None:
+        if any(gate.dead for gate in hooks.gates(self.app)):
+            turns.cancel()  # the dead record nothing
+            return
+        await super()._stop_at_once(turns)
+
+
+class Leap:
+    """A monotonic clock that can be moved on."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def __call__(self) -> float:
+        """Read the clock."""
+        return time.monotonic() + self._ahead
+
+    def over(self, seconds: float) -> None:
+        """Move the clock on."""
+        self._ahead += seconds
+
+
+class _NoChildren(Children):
+    """No processes: suspects run alone in this one."""
+
+    @property
+    def can_run(self) -> bool:
+        return False
+
+
+def _start_thread(work: Callable[[], None], name: str) -> threading.Thread:
+    def quietly() -> None:
+        with suppress(Crashed):
+            work()
+
+    # In the context of the worker: whoever enqueues in there is found to be inside of what is around us.
+    return start_thread(partial(contextvars.copy_context().run, quietly), name)
+
+
+def _context(app: Duly, kind: Callable[[Lease], Any], lease: Lease) -> Any:
+    """Make a handler's context whose `commit` passes the app's gates."""
+    context = kind(lease)
+    make, note = context._staged, context._stage
+
+    def made(result: Any) -> Any:
+        return hooks.stage(app, make(result))
+
+    def noted(conn: Any, verdicts: Any) -> None:
+        note(conn, verdicts)
+        hooks.staged(app, "finish")
+
+    context._staged, context._stage = made, noted
+    return context

@@ -1,0 +1,148 @@
+"""`python -m duly.worker.child FD`: runs handlers for a worker, one at a time, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from duly.app.app import Duly
+from duly.app.context import Lease
+from duly.app.locate import find_app
+from duly.errors import ConfigError
+from duly.model import Claimed, Failed, Outcome
+from duly.rules.failure import describe
+from duly.worker import runner
+from duly.worker.pipe import Answer, Ask, Beat, Begin, Outcomes, Started, frame, receive
+
+PARENT_DEATH_SIGNAL = 1  # prctl(PR_SET_PDEATHSIG)
+
+
+def main(descriptor: int) -> None:
+    """Import the app, say so, and run what comes until the worker is gone."""
+    _die_with_parent()
+    # Who stops everything at once, by Ctrl-C or as a service, means the worker, which says what is to be done here.
+    # Not SIG_IGN: what a handler starts would inherit it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    os.set_inheritable(descriptor, False)
+    sock = socket.socket(fileno=descriptor)
+    with suppress(EOFError, OSError):
+        begin = receive(sock, Begin)
+        sys.path += [place for place in begin.path if place not in sys.path]
+        try:
+            app = find_app(begin.spec)
+        except Exception as error:
+            sock.sendall(frame(Started(error=f"a process of its own cannot import {begin.spec}: {error}")))
+            return
+        sock.sendall(frame(Started()))
+        Serving(app, sock).run()
+
+
+class Serving:
+    """One job after the other: read by a thread, run by the main thread."""
+
+    def __init__(self, app: Duly, sock: socket.socket) -> None:
+        self._app = app
+        self._sock = sock
+        self._sending = threading.Lock()  # a handler may beat from threads of its own
+        self._jobs: queue.SimpleQueue[Claimed] = queue.SimpleQueue()
+        self._lease: Lease | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked: Ask | None = None  # the last request to stop: its job may not have begun
+
+    def run(self) -> None:
+        """Run jobs until the process is ended."""
+        threading.Thread(target=self._listen, name="duly-listen", daemon=True).start()
+        while True:
+            job = self._jobs.get()
+            self._send(self._outcome(job))
+
+    def _send(self, message: Answer | Beat | Outcomes) -> None:
+        with self._sending:
+            self._sock.sendall(frame(message))
+
+    def _outcome(self, job: Claimed) -> Outcomes:
+        if job.task not in self._app.tasks:
+            unknown = ConfigError(f"a process of its own does not know task {job.task!r}, which its worker knows")
+            return Outcomes.of(Failed(describe(unknown)), staged=False)
+        now = time.monotonic()
+        task, schema = self._app.tasks[job.task], self._app.settings.schema
+        lease = Lease(job, task, self._app.driver, schema, now, on_beat=lambda: self._send(Beat()))
+        lease.begun_at = now
+        self._lease = lease
+        if self._asked is not None:
+            self._ask(self._asked)
+        try:
+            outcome = asyncio.run(self._arun(lease)) if lease.task.definition.is_async else runner.run(lease)
+        finally:
+            self._lease = None
+        return Outcomes.of(outcome, staged=lease.staged)
+
+    async def _arun(self, lease: Lease) -> Outcome:
+        self._loop = asyncio.get_running_loop()
+        if lease.asked is not None:
+            self._loop.call_soon(_cancel, lease)
+        try:
+            return await runner.arun(lease)
+        finally:
+            self._loop = None
+
+    def _listen(self) -> None:
+        """Take in jobs and requests to stop; without a worker there is nothing left to do."""
+        try:
+            while True:
+                message = receive(self._sock, Any)
+                if isinstance(message, dict):
+                    self._hear(msgspec.convert(message, Ask))
+                else:  # a job, which travels as a list of its values
+                    self._jobs.put(msgspec.convert(message, Claimed))
+        finally:
+            os._exit(1)
+
+    def _hear(self, ask: Ask) -> None:
+        """Have the handler stop if that is asked, and answer. One that blocks its event loop keeps us from it."""
+        loop = self._loop
+        if ask.asked is not None:
+            self._ask(ask)
+        if loop is None:
+            self._send(Answer())
+        else:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._send, Answer())
+
+    def _ask(self, ask: Ask) -> None:
+        self._asked = ask
+        lease, loop = self._lease, self._loop
+        if lease is None or lease.job.id != ask.job_id:
+            return
+        lease.asked = ask.asked
+        if loop is not None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_cancel, lease)
+
+
+def _cancel(lease: Lease) -> None:
+    """Raise into what an async handler awaits, unless it has ended."""
+    if lease.aio is not None:
+        lease.aio.cancel()
+
+
+def _die_with_parent() -> None:
+    """Have the system kill this process when its worker is killed, even while a handler holds on to everything."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,86 @@
+"""How far ahead a worker claims: only short jobs, and only as many as begin at once.
+
+Claiming one by one costs a round trip a job. Jobs of tasks that lately took little are claimed beyond the free slots;
+what has not begun a quarter of a second after its claim is given back, so that nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from duly.app.tasks import Kind, Task
+
+QUICK_SECONDS = 0.05
+AHEAD_SECONDS = 0.1
+LATE_SECONDS = 0.25
+MOST_AHEAD = 4000
+SOON_SHARE = 0.1  # of what is claimed ahead: that many ends come within a hundredth of a second
+CAREFUL_SECONDS = 60.0  # after too much was claimed ahead
+MOST_BYTES = 8 * 1024 * 1024
+ENOUGH = 20  # attempts to judge a task by
+
+
+class Pace:
+    """Knows how long the attempts of each task took lately."""
+
+    def __init__(self, concurrency: int, tasks: Mapping[str, Task[..., Any, Any]], max_attempts: int) -> None:
+        self._concurrency = concurrency
+        self._took: dict[str, deque[float]] = {
+            name: deque(maxlen=100)
+            for name, task in tasks.items()
+            if task.definition.kind is not Kind.PROCESS and (task.definition.max_attempts or max_attempts) > 1
+        }
+        self._payload_bytes = 0.0
+        self._not_before = 0.0
+        self._most = MOST_AHEAD
+        self._careful_until = 0.0
+
+    def note(self, task: str, seconds: float) -> None:
+        """Note how long an attempt took."""
+        took = self._took.get(task)
+        if took is not None:
+            took.append(seconds)
+
+    def note_claim(self, count: int, payload_bytes: int) -> None:
+        """Note how large the payloads are, because what is claimed ahead lies in memory."""
+        if count:
+            self._payload_bytes += (payload_bytes / count - self._payload_bytes) / 8
+
+    def late(self, now: float) -> None:
+        """Note that something claimed ahead cannot wait: claim no further ahead for a while."""
+        self._not_before = now + 1.0
+
+    def too_far(self, now: float) -> None:
+        """Note that something claimed ahead was not begun in time: claim half as far ahead from now on.
+
+        How long handlers take does not tell how many run at once: those that never wait run one after the other.
+        """
+        if now >= self._not_before:  # once for all that waited too long together
+            self._most = max(self._most // 2, self._concurrency)
+        self.late(now)
+        self._careful_until = now + CAREFUL_SECONDS
+
+    def soon(self, ahead: int) -> int:
+        """Say how many of the jobs that are claimed ahead are worth waiting for, to record them as one."""
+        return int(ahead * SOON_SHARE)
+
+    def ahead(self, now: float) -> tuple[int, frozenset[str]]:
+        """Say how many jobs beyond the free slots to claim, and of which tasks."""
+        if now < self._not_before:
+            return 0, frozenset()
+        quick = {name: _p95(took) for name, took in self._took.items() if len(took) >= ENOUGH}
+        quick = {name: seconds for name, seconds in quick.items() if seconds < QUICK_SECONDS}
+        if not quick:
+            return 0, frozenset()
+        if now >= self._careful_until and self._most < MOST_AHEAD:
+            self._most, self._careful_until = min(2 * self._most, MOST_AHEAD), now + CAREFUL_SECONDS
+        in_time = self._concurrency * AHEAD_SECONDS / max(*quick.values(), 0.0001)
+        in_memory = MOST_BYTES / max(self._payload_bytes, 1.0)
+        return int(min(in_time, in_memory, self._most)), frozenset(quick)
+
+
+def _p95(took: deque[float]) -> float:
+    ordered = sorted(took)  # threads may add to it meanwhile
+    return ordered[int(len(ordered) * 0.95)]
