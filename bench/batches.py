@@ -12,7 +12,6 @@ from typing import Any
 
 from bench.figures import Figure, Target, alone, compared
 from bench.schedules import peak_mib
-from duly.app.app import Duly
 from duly.bench import load
 from duly.bench.child import Child
 from duly.bench.draining import ASYNC, TWO, Way, check, drain
@@ -20,6 +19,7 @@ from duly.bench.figures import percentile
 from duly.bench.orders import Orders
 from duly.bench.part import tallied
 from duly.bench.place import BenchFailed, Place
+from duly.duly import Duly
 
 LOOK_S = 0.02
 LITTLE = Target(at_most=100)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from bench.figures import Figure, Target, alone, compared
 from bench.schedules import worked
-from duly.app.app import Duly
 from duly.app.tasks import Task
 from duly.bench.draining import ASYNC, TWO, Way, drain, fill
 from duly.bench.load import CAP, TENANTS
 from duly.bench.place import Place
+from duly.duly import Duly
 
 CAPPED, CAPPED_TWO = Way("capped"), Way("capped", workers=2)
 HALF = Target(at_least=0.5)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from bench.figures import Figure, Target, alone
-from duly.app.app import Duly
 from duly.app.schedules import Defined, terms
 from duly.bench.picking import pick_ups
 from duly.bench.place import BenchFailed, Place
+from duly.duly import Duly
 from duly.store import ops, schedules
 
 CHUNK = 1000

@@ -12,12 +12,14 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from pkgutil import iter_modules
 from types import GenericAlias, ModuleType
 from typing import Any
 
 import click
 
 import duly
+from duly import duly as duly_class
 from duly import errors
 from duly.app import app, batches, context, dead, events, schedules, tasks
 from duly.cli import COMMANDS, main
@@ -362,19 +364,20 @@ def api_page() -> str:
         "Sync calls are plain; each has an async twin with an `a` in front, which is left out here.",
     ]
     skipped = {"spec", "settings", "driver", "dead", "schedules", "batches", "tasks"}
-    lines += section("duly.Duly", app.Duly, skip=skipped)
+    lines += section("duly.Duly", duly.Duly, also=app.App, skip=skipped)
     lines += ["### Options of `@app.task`", code_block(signature("task", tasks.define, drop=1))]
     lines += ["### Filters of `list`", names_of(app.JobFilters)]
-    lines += ["### Options of `worker`, `run` and `arun`", names_of(app.WorkerOptions)]
+    lines += ["### Options of `worker`, `run` and `arun`", names_of(duly_class.WorkerOptions)]
     read = inspect.signature(schedules._terms).parameters.values()
     shown = ", ".join(f"`{one.name}={one.default!r}`" for one in read if one.name not in ("when", "name"))
     lines += ["### Options of `every` and `schedules.create`", shown]
-    lines += section("duly.app.tasks.Task", tasks.Task)
-    lines += section("duly.app.app.Job", app.Job)
+    lines += section("duly.Task", duly.Task)
+    lines += section("duly.Call", duly.Call)
+    lines += section("duly.Job", duly.Job)
     lines += section("app.dead", dead.Dead)
     lines += ["### Filters of `dead.list` and `dead.replay_all`", names_of(dead.DeadFilters)]
     lines += section("app.schedules", schedules.Schedules)
-    lines += section("duly.app.batches.Batch", batches.Batch, skip={"new", "known"})
+    lines += section("duly.Batch", duly.Batch, skip={"new", "known"})
     lines += section("app.batches", batches.Batches)
     lines += ["### Filters of `batches.list`", names_of(batches.BatchFilters)]
     lines += section("duly.Ctx", context.Ctx, also=context._Context, keep_async=True)
@@ -431,7 +434,7 @@ def section(
     """Write a class with its public methods and properties, in the order of its code."""
     yield f"## {title}"
     yield doc(owner)
-    if owner is app.Duly:
+    if owner is duly.Duly:
         yield code_block(signature("Duly", owner.__init__, drop=1))
     members = {**(vars(also) if also else {}), **vars(owner)}
     for name, member in members.items():
@@ -502,9 +505,10 @@ LISTS = {
         for name, value in vars(module).items()
         if isinstance(value, GenericAlias) and value.__origin__ is list
     }
-    for module in (app, dead, schedules)
+    for module in map(importlib.import_module, (f"duly.app.{one.name}" for one in iter_modules(duly.app.__path__)))
 }
 ALIASES = {
+    "App": "Duly",
     "R_co": "R",
     r"backoffs\.Backoff": "Backoff",
     r"keys\.Key": "str | Callable[..., str]",
@@ -562,7 +566,7 @@ def logged_names() -> set[str]:
 def recorded_names() -> set[str]:
     """Find the names of events in the SQL, and in the operations that hand them to it."""
     found: set[str] = set()
-    for file in [*(SOURCE / "store" / "sql").rglob("*.sql"), SOURCE / "store" / "ops.py"]:
+    for file in [*(SOURCE / "store").rglob("*.sql"), *(SOURCE / "store").rglob("*.py")]:
         for name in re.findall(r"['\"]((?:job|database|schedule|queue)\.[a-z_]+)['\"]", file.read_text("utf-8")):
             found.add(name)
     for file in SOURCE.rglob("*.py"):

@@ -9,7 +9,7 @@ import types
 import duly
 from duly import errors
 
-PUBLIC = {"Cancel", "Ctx", "Duly", "Retry", "Snooze", "SyncCtx", "backoff"}
+PUBLIC = {"Batch", "Call", "Cancel", "Ctx", "Duly", "Job", "Retry", "Snooze", "SyncCtx", "Task", "backoff"}
 
 
 def test_the_public_names_are_these_and_no_others() -> None:

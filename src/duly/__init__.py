@@ -4,22 +4,29 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import Job
+    from duly.app.batches import Batch
     from duly.app.context import Ctx, SyncCtx
+    from duly.app.tasks import Call, Task
+    from duly.duly import Duly
     from duly.rules import backoff
     from duly.rules.control import Cancel, Retry, Snooze
 
-__all__ = ["Cancel", "Ctx", "Duly", "Retry", "Snooze", "SyncCtx", "backoff"]
+__all__ = ["Batch", "Call", "Cancel", "Ctx", "Duly", "Job", "Retry", "Snooze", "SyncCtx", "Task", "backoff"]
 __version__ = "0.1.0"
 
 # Imported when first used: `duly --version`, and pytest with our plugin, need none of it.
 _HOMES = {
+    "Batch": "duly.app.batches",
+    "Call": "duly.app.tasks",
     "Cancel": "duly.rules.control",
     "Ctx": "duly.app.context",
-    "Duly": "duly.app.app",
+    "Duly": "duly.duly",
+    "Job": "duly.app.app",
     "Retry": "duly.rules.control",
     "Snooze": "duly.rules.control",
     "SyncCtx": "duly.app.context",
+    "Task": "duly.app.tasks",
 }
 
 

@@ -32,6 +32,7 @@ from duly.model import (
     State,
     Terms,
 )
+from duly.rules.firing import Due, Firing, Run
 from duly.rules.keys import Ids
 from duly.rules.timing import Mode, Timing
 from duly.store import batches, migrate, ops, schedules
@@ -39,7 +40,7 @@ from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver
 from duly.store.ops import Finish, Held, Op, Rows
 from duly.store.postgres.driver import PostgresDriver
-from duly.store.schedules import Definition, Due, Firing, Run
+from duly.store.schedules import Definition
 from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import spell
 from tests.servers.d1 import D1Error, D1Lost, D1Mannered

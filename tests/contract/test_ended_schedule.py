@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from duly.model import QUEUED, Change, Claimed, Failure, Overlap, State
+from duly.rules.firing import Firing
 from duly.store import ops, schedules
 from duly.store.ops import Finish
-from duly.store.schedules import Firing
 from tests.contract.stores import JOB_TERMS, NOW, PostgresStore, Store, new_token, run_of
 
 TEN_MINUTES = 600_000

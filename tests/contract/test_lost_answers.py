@@ -34,11 +34,11 @@ from duly.model import (
     State,
     Terms,
 )
+from duly.rules.firing import Firing, Run, Skip, Told
 from duly.store import batches, ops, queues, schedules
 from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver, Point
 from duly.store.ops import Finish, Op, Replay
-from duly.store.schedules import Firing, Run, Skip, Told
 from tests.contract.stores import CALLBACKS, NOW, D1Store, PostgresStore, SQLiteStore, Store, callback, definition, held
 
 FAILURE = Failure("builtins.ValueError", "no", "a traceback")

@@ -19,11 +19,11 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from duly.model import QUEUED, Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
+from duly.rules.firing import Firing, Run, Skip, Told
 from duly.store import batches, lanes, ops, queues, schedules
 from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres.driver import bring_up_to_date
-from duly.store.schedules import Firing, Run, Skip, Told
 from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import spell
 from tests.contract.stores import JOB_TERMS, NOW, definition

@@ -31,12 +31,12 @@ from duly.model import (
     TaskLimits,
     Terms,
 )
+from duly.rules.firing import Firing, Run, Skip, Told
 from duly.store import batches, lanes, ops, queues, schedules, statements
 from duly.store.batches import Callbacks
 from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Mark, Op, Replay
 from duly.store.postgres.driver import PostgresDriver, bring_up_to_date
-from duly.store.schedules import Firing, Run, Skip, Told
 from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import sections, spell, split
 from tests.contract.stores import JOB_TERMS, NOW, PostgresStore, callback, definition, new_id

@@ -16,9 +16,9 @@ import pytest
 from duly import Duly
 from duly.errors import JobDead
 from duly.model import State
+from duly.rules.firing import MISSED, OVERLAP
 from duly.testing import Clock, frozen
 from duly.worker.tick import Ticked, Ticker
-from duly.worker.upkeep.fire import MISSED, OVERLAP
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "clock-queue.md"
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)

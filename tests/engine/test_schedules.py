@@ -14,10 +14,12 @@ from duly import Cancel, Ctx, Duly, Snooze, SyncCtx
 from duly.app.context import Missed
 from duly.errors import ConfigError, ScheduleExists, ScheduleNotFound
 from duly.model import QUEUED, Change, State
+from duly.rules import firing
+from duly.rules.firing import LATE, MISSED, MOST_RUNS, OVERLAP
 from duly.store import ops, schedules
 from duly.testing import Clock, drain, frozen
 from duly.worker.upkeep import Upkeep
-from duly.worker.upkeep.fire import LATE, MISSED, MOST_RUNS, OVERLAP, Fire
+from duly.worker.upkeep.fire import Fire
 from tests.engine.conftest import found, work, work_until
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -208,9 +210,9 @@ def test_s04_a_decision_on_what_is_no_longer_so_changes_nothing(
     [due] = app.driver.run(schedules.due(limit=10, now=clock.ms))
     app.schedules.pause("hourly", by="ada", why="rest")
     before = outside.snapshot()
-    run = schedules.Run(app._new_id(), clock.ms, 0, due.envelope)
-    firing = schedules.Firing("hourly", due.revision, clock.ms + 1, runs=(run,))
-    assert app.driver.run(schedules.fire([firing], now=clock.ms)) == []
+    run = firing.Run(app._new_id(), clock.ms, 0, due.envelope)
+    stale = firing.Firing("hourly", due.revision, clock.ms + 1, runs=(run,))
+    assert app.driver.run(schedules.fire([stale], now=clock.ms)) == []
     assert outside.snapshot() == before
 
 
@@ -221,8 +223,8 @@ def test_s04_what_was_fired_is_not_fired_again_whatever_anybody_decides(
     clock.advance("1h")
     drain(app)
     [due] = app.driver.run(schedules.one("hourly", now=clock.ms))
-    again = schedules.Run(app._new_id(), clock.ms, 0, due.envelope)
-    app.driver.run(schedules.fire([schedules.Firing("hourly", due.revision, due.next_at, runs=(again,))], now=clock.ms))
+    again = firing.Run(app._new_id(), clock.ms, 0, due.envelope)
+    app.driver.run(schedules.fire([firing.Firing("hourly", due.revision, due.next_at, runs=(again,))], now=clock.ms))
     drain(app)
     assert ran == [NOON + HOUR]
 

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 from duly.model import QUEUED, Catchup, Change, Claimed, Failure, NewJob, Overlap, State, Terms
 from duly.rules import keys
+from duly.rules.firing import plan
 from duly.rules.timing import Mode, Timing
 from duly.store import batches, ops, schedules
 from duly.store.batches import Added
@@ -32,7 +33,6 @@ from duly.store.group_commit import Waiting, rows_of
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.schedules import Definition
 from duly.store.sqlite.driver import SQLiteDriver
-from duly.worker.upkeep.fire import plan
 from tests.proof.disk import Disk, Event, lay_down
 
 BEGINNING_MS = 1_800_000_000_000

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from duly.model import Enqueued, NewJob, Verdict
+from duly.rules import firing
+from duly.rules.firing import Due, Firing, Run
 from duly.rules.timing import Mode, next_after
 from duly.store import batches, lanes, ops, schedules
 from duly.store.ops import Finish, Op
-from duly.store.schedules import Due, Firing, Run
 from duly.worker.prefetch import LATE_SECONDS
-from duly.worker.upkeep import fire, rescue
+from duly.worker.upkeep import rescue
 from duly.worker.worker import Worker
 from tests.proof import breaks
 from tests.proof.breaks import BREAKS, TOUCHED
@@ -170,10 +171,10 @@ def _from_now(due: Due, next_at: int | None, runs: Sequence[Run]) -> int | None:
     return _next(due, next_at if due.timing.interval_ms is None else due.now + due.timing.interval_ms, runs)
 
 
-_next = fire._next
-breaks.python("sim:delay_from_the_start", fire, "_next", _from_the_start, touches="fire_advance")
-breaks.python("sim:rate_drifts", fire, "_next", _from_now, touches="fire_advance")
-breaks.python("sim:overlap_allowed", fire, "_without_overlap", lambda due, dues: (dues, []), touches="fire_advance")
+_next = firing._next
+breaks.python("sim:delay_from_the_start", firing, "_next", _from_the_start, touches="fire_advance")
+breaks.python("sim:rate_drifts", firing, "_next", _from_now, touches="fire_advance")
+breaks.python("sim:overlap_allowed", firing, "_without_overlap", lambda due, dues: (dues, []), touches="fire_advance")
 plant(
     "queued_run_not_woken", ("ended_schedule", "reason = null\n where id in", "reason = null\n where false and id in")
 )

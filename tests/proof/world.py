@@ -21,11 +21,11 @@ from contextvars import Context, copy_context
 from types import SimpleNamespace
 from typing import Any
 
-from duly.app.app import Duly
 from duly.app.events import Events
 from duly.app.queue_depth import Depths
 from duly.app.schedules import Schedules
 from duly.app.tasks import Task
+from duly.duly import Duly
 from duly.errors import AnswerLost, StoreUnavailable
 from duly.rules import keys
 from duly.rules.keys import Ids

@@ -18,7 +18,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from duly import store
 from duly.app import tasks
@@ -47,7 +47,7 @@ from duly.errors import (
     TransitionRefused,
 )
 from duly.model import Enqueued, JobRecord, Limit, NewJob, Pause, QueueFigure, State, TaskLimits, Terms, WorkerRecord
-from duly.rules import codec, keys, settings
+from duly.rules import checks, codec, keys, settings
 from duly.rules.durations import Duration, to_ms
 from duly.rules.rate import Rate, rate_of
 from duly.rules.why import Why
@@ -56,9 +56,6 @@ from duly.store.driver import Driver
 from duly.store.ops import Op
 from duly.store.queues import OFF, limit_queue
 from duly.store.queues import limits as queue_limits
-
-if TYPE_CHECKING:
-    from duly.worker.worker import Worker
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -76,17 +73,6 @@ Handles: TypeAlias = "list[Job[R]]"
 
 
 MOST_DEPTH = 1_000_000_000
-
-
-class WorkerOptions(TypedDict, total=False):
-    """How a worker works; what is left out has the default of `Worker`."""
-
-    queues: Iterable[str] | Mapping[str, int | None] | None
-    concurrency: int
-    grace: Duration | None
-    drain: bool
-    signals: bool
-    on_stuck: Callable[[], None] | None
 
 
 class LimitOptions(TypedDict, total=False):
@@ -122,7 +108,7 @@ class JobFilters(TypedDict, total=False):
 class _Enqueue(NamedTuple):
     """What all jobs have in common that were enqueued by one call."""
 
-    app: Duly
+    app: App
     task: Task[..., Any, Any]
     keep_ms: int
     staged: bool
@@ -221,7 +207,7 @@ class Job(Generic[R_co]):
         return f"{self!r} has not ended within {timeout:g} s" if timeout is not None else ""
 
 
-class Duly:
+class App:
     """An app: its tasks and the database that its jobs are kept in."""
 
     def __init__(
@@ -648,24 +634,6 @@ class Duly:
         """List the workers, from a coroutine."""
         return await self.driver.arun(ops.workers())
 
-    # Working
-
-    def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
-        """Make a worker for this app: `queues concurrency grace drain`."""
-        from duly.worker.worker import Worker
-
-        return Worker(self, **options)
-
-    def run(self, **options: Unpack[WorkerOptions]) -> None:
-        """Work in this process until SIGTERM or Ctrl-C, or with `drain=True` until nothing is due any more."""
-        if asyncio._get_running_loop() is not None:
-            raise ConfigError("app.run() starts an event loop, and one runs here already: await app.arun() instead")
-        asyncio.run(self.worker(**options).run())
-
-    async def arun(self, **options: Unpack[WorkerOptions]) -> None:
-        """Work in this event loop until cancelled, or with `drain=True` until nothing is due any more."""
-        await self.worker(**options).run()
-
 
 def _listing(filters: JobFilters) -> Op[list[JobRecord]]:
     said: dict[str, Any] = checked(filters, JobFilters)
@@ -741,7 +709,7 @@ def _limit_task(name: str, said: Mapping[str, Any], by: str, why: str) -> Op[Non
     if reset and (cap is not None or rate is not None):
         raise ConfigError(f"task {name!r}: reset= goes back to what its code says: leave cap= and rate= out")
     if cap is not None and cap != "off":
-        tasks.whole(cap, f"task {name!r}: cap=", least=1)
+        checks.whole(cap, f"task {name!r}: cap=", least=1)
     count, per_ms = None, None
     if rate is not None:
         read = Rate(0, 0) if rate == "off" else rate_of(rate, f"task {name!r}: rate=")

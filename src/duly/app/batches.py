@@ -20,12 +20,13 @@ from msgspec.structs import replace
 from duly.app import tasks
 from duly.app.context import Lease, current, heed, in_flight, parent
 from duly.app.filters import checked
-from duly.app.tasks import CHUNK, Call, Task, named
+from duly.app.tasks import CHUNK, Call, Task
 from duly.app.waits import pauses
 from duly.errors import BadArguments, BatchNotFound, BatchSealed, ConfigError, KeyConflict
 from duly.model import BatchRecord, Enqueued, Envelope, NewJob
 from duly.rules import envelope as envelopes
 from duly.rules import keys
+from duly.rules.checks import named
 from duly.store import batches as store
 from duly.store import ops, sequence
 from duly.store.batches import Added, Callbacks, Opened
@@ -35,7 +36,7 @@ from duly.store.sequence import Steps
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from duly.app.app import Duly
+    from duly.app.app import App
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ def _filled_here() -> Batch | None:
 class Batch:
     """Many jobs that are one piece of work: `with app.batch("import") as batch:` fills it."""
 
-    def __init__(self, app: Duly, opening: Op[Opened | None], conn: Any = None) -> None:
+    def __init__(self, app: App, opening: Op[Opened | None], conn: Any = None) -> None:
         self._app = app
         self._opening = opening
         self._opened: Opened | None = None
@@ -78,7 +79,7 @@ class Batch:
     @classmethod
     def new(
         cls,
-        app: Duly,
+        app: App,
         name: str,
         *,
         key: str | None,
@@ -97,7 +98,7 @@ class Batch:
         return cls(app, opening, conn)
 
     @classmethod
-    def known(cls, app: Duly, record: BatchRecord) -> Batch:
+    def known(cls, app: App, record: BatchRecord) -> Batch:
         """Give a batch that is there, to add to it or to ask about it."""
         batch = cls(app, store.open_batch(record.id, record.name, key=record.key))
         batch._opened = Opened(record.id, record.name, record.key, 0)
@@ -401,7 +402,7 @@ def _conflict(answers: Answers) -> Enqueued | None:
     return next((answer for answer in answers if answer.conflict), None)
 
 
-def _callback(app: Duly, task: Task[..., Any, Any] | str | None, what: str, batch_id: str) -> str | None:
+def _callback(app: App, task: Task[..., Any, Any] | str | None, what: str, batch_id: str) -> str | None:
     """Write the job that a batch adds, refusing what could not be called without arguments."""
     if task is None:
         return None
@@ -444,7 +445,7 @@ class BatchFilters(TypedDict, total=False):
 class Batches:
     """The batches of an app."""
 
-    def __init__(self, app: Duly) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
 
     def get(self, batch_id: str) -> Batch:

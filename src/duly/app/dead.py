@@ -14,7 +14,7 @@ from duly.store import ops
 from duly.store.ops import Op, Replay
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import App
 
 # In the class below `list` is a method.
 Jobs: TypeAlias = list[JobRecord]
@@ -45,7 +45,7 @@ class DeadPage(DeadFilters, total=False):
 class Dead:
     """The dead letters of an app. Lists and figures hide what was replayed or resolved, unless asked with `all`."""
 
-    def __init__(self, app: Duly) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
 
     def list(self, **filters: Unpack[DeadPage]) -> Jobs:

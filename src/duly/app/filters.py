@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from duly.app.tasks import moment
 from duly.errors import ConfigError
+from duly.rules.checks import moment
 
 
 def checked(filters: Mapping[str, Any], known: type) -> dict[str, Any]:

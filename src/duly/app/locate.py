@@ -8,20 +8,23 @@ import sys
 import traceback
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from duly.app.app import Duly
+from duly.app.app import App
 from duly.errors import ConfigError
 
 # A database named on the command line wins over the one named in the code; child processes must hear of it too.
 FORCED_URL = "DULY_FORCED_URL"
 
 
+A = TypeVar("A", bound=App)
+
+
 class CannotImport(ConfigError):
     """The module is there, but its own code fails."""
 
 
-def find_app(spec: str, *, url: str | None = None) -> Duly:
+def find_app(spec: str, kind: type[A], *, url: str | None = None) -> A:
     """Import `module:attribute` with the current folder first on the path; a file, `tasks.py`, will do too.
 
     Without an attribute the module's only app is taken. `url` wins over the one that the app was made with.
@@ -31,7 +34,7 @@ def find_app(spec: str, *, url: str | None = None) -> Duly:
     module = _imported(module_name, spec)
     _refuse_namesake(module, spec)
     app = _attribute(module, attribute, spec) if attribute else _only_app(module, spec)
-    if not isinstance(app, Duly):
+    if not isinstance(app, kind):
         raise ConfigError(
             f"{spec}: {attribute} is a {type(app).__name__}, not a Duly app{_app_meant(module, attribute)}"
         )
@@ -138,7 +141,7 @@ def _app_meant(module: Any, name: str) -> str:
     return f": did you mean {close[0]!r}?" if close else ", nor an app by another name: make one, app = Duly()"
 
 
-def _only_app(module: Any, spec: str) -> Duly:
+def _only_app(module: Any, spec: str) -> App:
     names = _apps(module)
     if not names and hasattr(module, "__path__"):
         inside = [file.stem for folder in module.__path__ for file in Path(folder).glob("[!_]*.py")] or ["tasks"]
@@ -150,7 +153,7 @@ def _only_app(module: Any, spec: str) -> Duly:
     if len(names) > 1:
         name = module.__name__
         raise ConfigError(f"{spec} has {len(names)} apps ({', '.join(names)}): name one, as in {name}:{names[0]}")
-    app: Duly = getattr(module, names[0])
+    app: App = getattr(module, names[0])
     return app
 
 
@@ -158,12 +161,12 @@ def _apps(module: Any) -> list[str]:
     """Name the apps of a module, each once."""
     names: dict[int, str] = {}
     for name, value in vars(module).items():
-        if isinstance(value, Duly):
+        if isinstance(value, App):
             names.setdefault(id(value), name)
     return list(names.values())
 
 
-def _force(app: Duly, url: str | None) -> None:
+def _force(app: App, url: str | None) -> None:
     if url is not None:
         os.environ[FORCED_URL] = url
     if forced := os.environ.get(FORCED_URL):

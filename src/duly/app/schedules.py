@@ -18,22 +18,23 @@ from zoneinfo import ZoneInfo
 from msgspec.structs import replace
 
 from duly.app.context import Ctx, SyncCtx
-from duly.app.tasks import Call, Task, moment, whole
+from duly.app.tasks import Call, Task
 from duly.errors import BadArguments, ConfigError, ScheduleExists, ScheduleNotFound, TransitionRefused
 from duly.model import DAY_MS, QUEUED, Catchup, Envelope, FireRecord, Overlap, ScheduleRecord
 from duly.rules import codec, failure
 from duly.rules import envelope as envelopes
+from duly.rules.checks import moment, whole
 from duly.rules.durations import Duration, describe, to_ms
+from duly.rules.firing import Due, Firing, Run, Skip, Told, joined, most_counted, unfired
 from duly.rules.timing import Mode, Timing, due_between, next_after, occurrences, timing, zone
 from duly.store import schedules as store
 from duly.store import sequence
 from duly.store.ops import Op
-from duly.store.schedules import Definition, Due, Firing, Listed, Run, Skip, Told
+from duly.store.schedules import Definition, Listed
 from duly.store.sequence import Steps
-from duly.worker.upkeep.fire import joined, most_counted, unfired
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import App
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -143,7 +144,7 @@ def _one_of(words: type[E_], said: str, what: str) -> E_:
 class Every:
     """The decorator `app.every(…)`: has a task run by a schedule, which workers define when they start."""
 
-    def __init__(self, app: Duly, when: When | None, name: str | None, options: Options) -> None:
+    def __init__(self, app: App, when: When | None, name: str | None, options: Options) -> None:
         self._app = app
         self._when = when
         self._name = name
@@ -228,7 +229,7 @@ class Defined:
 class Schedules:
     """The schedules of an app: what recurs, when it is due next and what came of it."""
 
-    def __init__(self, app: Duly) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
         self._in_code: dict[str, Defined] = {}
         self.present: Callable[[], int] = _now  # where no database is asked

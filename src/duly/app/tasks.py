@@ -12,7 +12,7 @@ import typing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
@@ -22,13 +22,14 @@ from duly.app.context import Ctx, SyncCtx, current, heed
 from duly.errors import ConfigError
 from duly.model import Envelope, NewJob, Terms
 from duly.rules import backoff as backoffs
-from duly.rules import codec, envelope, failure, keys, signature
+from duly.rules import codec, envelope, keys, signature
+from duly.rules.checks import moment, named, whole
 from duly.rules.durations import Duration, to_ms
 from duly.rules.lifecycle import Policy
 from duly.rules.rate import Rate, lane_of, rate_of
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly, Job
+    from duly.app.app import App, Job
     from duly.app.batches import Batch
 
 P = ParamSpec("P")
@@ -140,7 +141,7 @@ class Chunk(NamedTuple):
 class Task(Generic[P, C, R]):
     """A function that can be enqueued."""
 
-    def __init__(self, app: Duly, definition: Definition, using: Using | None = None) -> None:
+    def __init__(self, app: App, definition: Definition, using: Using | None = None) -> None:
         self._app = app
         self.definition = definition
         self._using = using or Using()
@@ -386,8 +387,6 @@ class Task(Generic[P, C, R]):
 _PLAIN = Envelope()
 _NONE_BY_NAME: Mapping[str, Any] = {}  # of all calls that have none, as most do
 CHUNK = 1000  # jobs in one commit of an `enqueue_many`
-_HIGHEST = 2**31 - 1
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def define(
@@ -562,22 +561,8 @@ def _matcher(errors: Errors, what: str) -> Callable[[BaseException], bool]:
     raise ConfigError(f"{what} takes an exception, a tuple of them, or a function of the error")
 
 
-def whole(value: Any, what: str, *, least: int = -_HIGHEST - 1, most: int = _HIGHEST) -> int:
-    """Refuse what is no whole number that every store keeps."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{what} is {value!r}: give a whole number from {least} to {most}")
-    return value
-
-
 def _attempts(value: Any, name: str) -> int:
     return whole(value, f"{name}: max_attempts=", least=1)
-
-
-def named(value: Any, what: str) -> str:
-    """Refuse what no store keeps as a name."""
-    if not isinstance(value, str) or not value or value != failure.escape_text(value):
-        raise ConfigError(f"{what} is {value!r}: a name is a text, not empty, without NUL and lone surrogates")
-    return value
 
 
 def _aliases(aliases: Any, name: str) -> tuple[str, ...]:
@@ -677,14 +662,3 @@ def _span(value: Duration | None, what: str) -> int | None:
     if span == 0:
         raise ConfigError(f"{what} is zero: give a duration above zero, or leave it out")
     return span
-
-
-def moment(at: datetime, what: str) -> int:
-    """Give an aware datetime in the milliseconds that the database keeps."""
-    if not isinstance(at, datetime):
-        raise ConfigError(f"{what} is of type {type(at).__name__}: give an aware datetime, or a duration as delay=")
-    if at.utcoffset() is None:
-        raise ConfigError(
-            f"{what} is {at}, which has no time zone: give an aware datetime, as datetime.now(UTC) is one"
-        )
-    return max(0, -((_EPOCH - at) // timedelta(milliseconds=1)))  # rounded up, and not by way of a float

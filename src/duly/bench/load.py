@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from duly.app.app import Duly
 from duly.app.tasks import Call, Task
+from duly.duly import Duly
 from duly.rules import backoff
 
 Kind: TypeAlias = Literal["async", "sync", "mixed", "typed", "capped"]

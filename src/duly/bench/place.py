@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from duly.app.app import Duly
+from duly.duly import Duly
 from duly.rules.settings import Settings
 
 MARK = "made by duly bench, which removes it"

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from duly.app.app import Duly
 from duly.bench.load import CONCURRENCY, arguments, declare
 from duly.bench.orders import Orders, Told
 from duly.bench.tally import Tally
+from duly.duly import Duly
 from duly.store.driver import Point
 
 LOOK_SECONDS = 0.002

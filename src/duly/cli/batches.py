@@ -17,7 +17,6 @@ from uuid import UUID
 import click
 import msgspec
 
-from duly.app.app import Duly
 from duly.app.batches import Batch
 from duly.cli import INTERRUPTED, Named, output
 from duly.cli.database import (
@@ -33,6 +32,7 @@ from duly.cli.database import (
 )
 from duly.cli.queues import meant
 from duly.cli.wait_for_database import is_away
+from duly.duly import Duly
 from duly.errors import BatchNotFound, StoreError
 from duly.model import BatchRecord
 from duly.rules.durations import to_ms

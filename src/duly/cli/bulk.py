@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import click
 
-from duly.app.app import Duly
 from duly.cli import output
 from duly.cli.database import whole_id
+from duly.duly import Duly
 from duly.errors import JobNotFound, StoreError
 from duly.model import MANY, JobRecord
 

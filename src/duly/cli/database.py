@@ -11,8 +11,9 @@ from uuid import UUID
 
 import click
 
-from duly.app.app import Duly, user
+from duly.app.app import user
 from duly.app.locate import find_app
+from duly.duly import Duly
 from duly.errors import ConfigError, JobNotFound, SchemaMismatch
 from duly.model import State
 from duly.rules.durations import to_ms
@@ -112,7 +113,7 @@ def check_tables(app: Duly) -> None:
 
 
 def _app_of(target: str, url: str | None, schema: str | None) -> Duly:
-    app = find_app(target, url=url)
+    app = find_app(target, Duly, url=url)
     if schema is not None:
         app._given["schema"] = schema
         app.__dict__.pop("settings", None)  # whatever importing it has read

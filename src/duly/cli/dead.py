@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from duly.app.app import Duly, user
+from duly.app.app import user
 from duly.cli import Named, output
 from duly.cli.batches import whole_batch_id
 from duly.cli.bulk import Done, Listing, Selection, change, need_some
@@ -24,6 +24,7 @@ from duly.cli.database import (
     whole_id,
 )
 from duly.cli.jobs import read_story, replay, tell_jobs
+from duly.duly import Duly
 from duly.errors import JobNotFound, KeyConflict, NotReplayable
 from duly.model import JobRecord, State
 from duly.store import ops

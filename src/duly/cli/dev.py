@@ -23,8 +23,8 @@ from duly.errors import ConfigError, DulyError
 from duly.rules.durations import to_ms
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
     from duly.cli.shutdown import Ending
+    from duly.duly import Duly
     from duly.store.driver import About, Driver
     from duly.store.ops import Op
 
@@ -162,7 +162,7 @@ class Work:
         from duly.cli.worker import Serving, migration, warn_of_slips
 
         folder = Path.cwd()
-        app = find_app(self._target, url=self._url)
+        app = find_app(self._target, Duly, url=self._url)
         options = {**options, "grace": timedelta(milliseconds=grace_ms)}
         serving = Serving(app, self._ending, options, supervised=self._supervised, folder=folder)
         about = serving.reach(remedy=migration(self._target, app, self._url), as_json=False)

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from duly.app.app import Duly
 from duly.cli import output
 from duly.cli.database import check_tables, database_options, json_option, opened
+from duly.duly import Duly
 from duly.errors import ConfigError, SchemaMismatch, StoreError
 from duly.model import Pause, QueueFigure, WorkerRecord
 from duly.rules import durations

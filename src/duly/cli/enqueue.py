@@ -16,13 +16,14 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from duly.app.app import Duly, Job
+from duly.app.app import Job
 from duly.app.locate import find_app
 from duly.app.tasks import Task
 from duly.cli import output
 from duly.cli.database import json_option
 from duly.cli.queues import meant
 from duly.cli.wait_for_database import is_away
+from duly.duly import Duly
 from duly.errors import BadArguments, ConfigError, JobCancelled, JobDead, PayloadError, StoreError
 from duly.model import JobRecord
 from duly.rules import codec, durations
@@ -84,7 +85,7 @@ def command(
     if timeout is not None and not wait:
         raise ConfigError("--timeout says how long to wait: give --wait with it")
     patience_ms = None if timeout is None else to_ms(timeout, what="--timeout")
-    app = find_app(target, url=url)
+    app = find_app(target, Duly, url=url)
     try:
         task = find_task(app, target, task_name)
         if wait:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from duly.app.app import Duly
 from duly.cli import Named, output
 from duly.cli.batches import whole_batch_id
 from duly.cli.bulk import Done, Listing, Selection, change, need_some, unsettled
@@ -25,6 +24,7 @@ from duly.cli.database import (
     state_option,
     whole_id,
 )
+from duly.duly import Duly
 from duly.errors import JobNotFound
 from duly.model import Attempt, Event, JobRecord, Replayed, State, Step
 from duly.rules.keys import Ids

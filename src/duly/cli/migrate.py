@@ -11,6 +11,7 @@ import click
 from duly.app.locate import find_app
 from duly.cli import read_settings
 from duly.cli.database import database_options, json_option
+from duly.duly import Duly
 from duly.errors import ConfigError
 from duly.rules.settings import Settings
 from duly.store import migrate, open_driver, ops
@@ -63,7 +64,7 @@ def _settings(url: str | None, schema: str | None, target: str | None) -> Settin
         return read_settings({"url": url, "schema": schema})
     if schema is not None:
         raise ConfigError(f"--schema is for a database named by --url; {target} names its own: Duly(…, schema=…)")
-    return find_app(target, url=url).settings
+    return find_app(target, Duly, url=url).settings
 
 
 class Found(NamedTuple):

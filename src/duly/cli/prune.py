@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from duly.app.app import Duly
 from duly.cli import output
 from duly.cli.database import bulk_options, database_options, json_option, opened
+from duly.duly import Duly
 from duly.errors import ConfigError
 from duly.model import MANY
 from duly.rules.durations import to_ms

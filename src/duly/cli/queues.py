@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from duly.app.app import Duly
 from duly.cli import Named, output
 from duly.cli.database import audit_options, database_options, json_option, opened
+from duly.duly import Duly
 from duly.errors import ConfigError
 from duly.model import MANY, Limit, Pause, QueueFigure, TaskLimits
 from duly.rules import durations

@@ -11,11 +11,12 @@ from typing import Any
 import click
 from msgspec import Struct
 
-from duly.app.app import Duly, user
+from duly.app.app import user
 from duly.app.locate import find_app
 from duly.cli import output
 from duly.cli.backup import in_bytes, pages
 from duly.cli.database import bulk_options, database_options, json_option, opened
+from duly.duly import Duly
 from duly.errors import ConfigError
 from duly.model import HoldFigure
 from duly.store import caller, ops
@@ -74,7 +75,7 @@ def command(
         with opened(url, schema, target) as app:
             _hold(app, force=force, dry_run=dry_run, yes=yes, as_json=as_json)
     else:
-        app = Duly(url, schema=schema) if target is None else find_app(target, url=url)
+        app = Duly(url, schema=schema) if target is None else find_app(target, Duly, url=url)
         _restore(file, _place(app), hold=hold, force=force, dry_run=dry_run, yes=yes, as_json=as_json)
 
 

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from duly.app.app import Duly, user
+from duly.app.app import user
 from duly.app.schedules import CHUNK, dues_from, refuse_forgotten, refuse_window, the_one
 from duly.cli import Named, output
 from duly.cli.database import audit_options, bulk_options, database_options, json_option, opened
 from duly.cli.queues import meant
+from duly.duly import Duly
 from duly.errors import ConfigError, ScheduleNotFound
 from duly.model import MANY, FireRecord, ScheduleRecord
 from duly.rules import durations

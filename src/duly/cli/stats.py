@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from duly.app.app import Duly
 from duly.cli import output
 from duly.cli.database import database_options, json_option, opened
 from duly.cli.queues import told_pause
+from duly.duly import Duly
 from duly.model import MANY, DeadFigure, ParkedFigure, Pause, QueueFigure, WorkerRecord
 from duly.store import ops
 

@@ -10,6 +10,7 @@ from duly.app.locate import find_app
 from duly.cli import logs, output
 from duly.cli.database import json_option
 from duly.cli.worker import read_queues, warn_of_slips
+from duly.duly import Duly
 from duly.store import ops
 from duly.worker.tick import Ticked, Ticker
 
@@ -73,7 +74,7 @@ def command(
     time to make sure: --max-seconds should be more than a third of its lease.
     """
     logs.configure(log_level, as_json=as_json)
-    app = find_app(target, url=url)
+    app = find_app(target, Duly, url=url)
     ticker = Ticker(
         app,
         limit=limit,

@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 import click
 import msgspec
 
-from duly.app.app import Duly
 from duly.cli import output
 from duly.cli.database import database_options, json_option, opened
 from duly.cli.jobs import note
 from duly.cli.queues import told_pause
 from duly.cli.workers import sign
+from duly.duly import Duly
 from duly.errors import StoreError
 from duly.model import MANY, JobRecord, Pause, QueueFigure, State, WorkerRecord
 from duly.rules.durations import describe, to_ms

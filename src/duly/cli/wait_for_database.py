@@ -19,9 +19,9 @@ from typing import Self
 
 import click
 
-from duly.app.app import Duly
 from duly.cli import output
 from duly.cli.shutdown import Ending, leave
+from duly.duly import Duly
 from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreUnavailable
 from duly.store.driver import About
 from duly.worker.liveness import Pulse

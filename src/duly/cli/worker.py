@@ -16,11 +16,12 @@ from typing import Any
 import click
 
 from duly import __version__
-from duly.app.app import Duly
+from duly.app.app import App
 from duly.app.locate import find_app
 from duly.cli import logs, wait_for_database
 from duly.cli.shutdown import Ending, leave
 from duly.cli.supervisor import RESTART, Supervisor, command_line
+from duly.duly import Duly
 from duly.errors import ConfigError
 from duly.rules.durations import describe, to_ms
 from duly.store.driver import About
@@ -115,7 +116,7 @@ def command(
     ending = Ending()
     ending.hear(lifeline)
     folder = Path.cwd()
-    app = find_app(target, url=url)
+    app = find_app(target, Duly, url=url)
     grace_ms = app.settings.grace_ms if grace is None else to_ms(grace, what="--grace")
     options = {"concurrency": concurrency, "queues": read_queues(queues), "grace": timedelta(milliseconds=grace_ms)}
     serving = Serving(app, ending, options, supervised=lifeline is not None, folder=folder)
@@ -249,7 +250,7 @@ def _has_wal_hazard() -> bool:
     return not wal_verdict().endswith(": safe")
 
 
-def _other_libraries(app: Duly) -> list[str]:
+def _other_libraries(app: App) -> list[str]:
     if app.settings.url.path is None:
         return []
     from duly.store.sqlite.driver import other_libraries

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from duly.model import Catchup, Envelope, FireRecord, Overlap, ScheduleRecord
+from duly.model import Catchup, FireRecord, Overlap, ScheduleRecord
 from duly.rules import envelope as envelopes
 from duly.rules import failure
+from duly.rules.firing import Due, Firing, Run, Skip
 from duly.rules.timing import Mode, Timing
 from duly.store.ops import Op, Row, Rows
 
@@ -27,69 +28,6 @@ GONE = "no worker has it in its code any more"
 FAR = 2**53 - 1
 MOST = 2**31 - 1
 BY = "duly"
-
-
-class Skip(Struct, frozen=True):
-    """Due times in a row that were not fired: how many, the first, the last, and why."""
-
-    due_at: int
-    until_at: int
-    count: int
-    reason: str
-
-
-class Due(Struct, frozen=True):
-    """A schedule as its firing is decided on."""
-
-    name: str
-    timing: Timing
-    catchup: Catchup
-    grace_ms: int | None
-    overlap: Overlap
-    jitter_ms: int
-    envelope: Envelope
-    revision: int
-    next_at: int | None
-    live: bool  # a run has not ended; never asked where that does not matter
-    skipped: Skip | None  # what the record of its fires ends in, if that is a run of misses
-    fired: frozenset[int]  # what a person has fired of what is due
-    paused: bool
-    created_at: int
-    now: int
-
-
-class Run(Struct, frozen=True):
-    """One job to be fired: due at `due_at` by the rule, and `after_ms` after it is fired; with a reason it waits."""
-
-    id: str
-    due_at: int
-    after_ms: int
-    envelope: Envelope
-    reason: str | None = None
-    because: str | None = None  # of what is recorded, where it was not the clock
-
-
-class Told(Struct, frozen=True):
-    """An event to be recorded with a firing."""
-
-    event: str
-    by: str | None = None
-    why: str | None = None
-    data: str | None = None
-
-
-class Firing(Struct, frozen=True):
-    """What is to be written of one schedule, as it was read."""
-
-    name: str
-    revision: int
-    next_at: int | None
-    last_at: int | None = None
-    runs: tuple[Run, ...] = ()
-    skips: tuple[Skip, ...] = ()
-    forget: tuple[int, ...] = ()  # runs of misses that are written anew, by their first due time
-    told: tuple[Told, ...] = ()
-    resume: bool = False
 
 
 class Definition(Struct, frozen=True):

@@ -40,9 +40,9 @@ _MODULES = {
     "crashing": ("CrashPoint", "crash", "crash_points"),
     "database": ("isolated",),
     "draining": ("Drained", "adrain", "drain"),
-    "expecting": ("assert_enqueued", "enqueued", "refute_enqueued"),
+    "assertions": ("assert_enqueued", "enqueued", "refute_enqueued"),
     "inlining": ("inline",),
-    "seam": ("Crashed",),
+    "hooks": ("Crashed",),
 }
 
 

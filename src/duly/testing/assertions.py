@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duly.app.tasks import Task, moment
+from duly.app.tasks import Task
 from duly.errors import ConfigError, PayloadError
 from duly.model import JobRecord, State
 from duly.rules import codec
+from duly.rules.checks import moment
 from duly.rules.durations import Duration, describe, to_ms
 from duly.rules.signature import SignatureCodec
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import App
 
 SHOWN = 10
 PAGE = 1000
@@ -203,7 +204,7 @@ def _stored(signature: SignatureCodec, value: Any) -> Any:
     return msgspec.json.decode(codec.encode(value, sets=signature.sets))
 
 
-def _jobs(app: Duly, task: str) -> Iterator[JobRecord]:
+def _jobs(app: App, task: str) -> Iterator[JobRecord]:
     """Read all jobs of a task, the latest first."""
     before: str | None = None
     while page := app.list(task=task, before=before, limit=PAGE):

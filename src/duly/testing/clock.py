@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from duly.app.tasks import moment
 from duly.errors import ConfigError
+from duly.rules.checks import moment
 from duly.rules.durations import Duration, to_ms
 from duly.store import ops
 from duly.store.ops import Op, Rows
@@ -17,11 +17,11 @@ from duly.testing import hooks
 from duly.testing.hooks import Asend, Gate, Send
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import App
 
 
 @contextmanager
-def frozen(app: Duly, at: datetime | None = None) -> Iterator[Clock]:
+def frozen(app: App, at: datetime | None = None) -> Iterator[Clock]:
     """Have the database's clock stand still for this app, at a moment or at the present one.
 
     Schedules in code count from that moment. An hour's delay then passes with `clock.advance("1h")`. Your own code
@@ -42,7 +42,7 @@ def frozen(app: Duly, at: datetime | None = None) -> Iterator[Clock]:
 class Clock:
     """A clock that a test moves."""
 
-    def __init__(self, app: Duly, at_ms: int) -> None:
+    def __init__(self, app: App, at_ms: int) -> None:
         self._app = app
         self.ms = at_ms
         self.gate = _Dating(self)
@@ -74,7 +74,7 @@ class Clock:
         return f"<clock at {self.now.isoformat()}>"
 
 
-def clock_of(app: Duly) -> Clock | None:
+def clock_of(app: App) -> Clock | None:
     """Give the clock that was last frozen for an app, if one is."""
     for gate in reversed(hooks.gates(app)):
         if isinstance(gate, _Dating):

@@ -22,7 +22,7 @@ from duly.testing import hooks
 from duly.testing.hooks import Asend, Crashed, Mortal, Send
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import App
 
 # What workers do beside running jobs, each in its own time: a point in it may be passed once more or less.
 BESIDE = frozenset(
@@ -48,7 +48,7 @@ class CrashPoint(NamedTuple):
 STAGED = "staged"
 
 
-def crash_points(app: Duly, scenario: Callable[[], object]) -> list[CrashPoint]:
+def crash_points(app: App, scenario: Callable[[], object]) -> list[CrashPoint]:
     """Run a scenario, and list the points that its jobs pass: before and after each statement and commit."""
     passage = _Passage(app)
     with passage.watched():
@@ -57,7 +57,7 @@ def crash_points(app: Duly, scenario: Callable[[], object]) -> list[CrashPoint]:
 
 
 @contextmanager
-def crash(app: Duly, at: CrashPoint) -> Iterator[None]:
+def crash(app: App, at: CrashPoint) -> Iterator[None]:
     """Crash what runs inside when it comes to a point; afterwards the app works again, like a new process."""
     if not isinstance(at, CrashPoint):
         raise ConfigError(f"crash: at= is {at!r}: give one of testing.crash_points(app, scenario)")
@@ -83,7 +83,7 @@ def _is_crash(error: BaseException) -> bool:
 class _Passage(Mortal):
     """Leads one operation at a time to the database, and knows which point it passes."""
 
-    def __init__(self, app: Duly, at: CrashPoint | None = None) -> None:
+    def __init__(self, app: App, at: CrashPoint | None = None) -> None:
         super().__init__()
         self._app = app
         self._at = at

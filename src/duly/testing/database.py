@@ -17,7 +17,7 @@ from duly.store import ops
 from duly.testing import hooks
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.duly import Duly
 
 
 @contextmanager

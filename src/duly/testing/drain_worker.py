@@ -33,7 +33,7 @@ from duly.worker.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from duly.app.app import Duly
+    from duly.app.app import App
 
 Noted = Callable[[Lease, BaseException], None]
 
@@ -48,7 +48,7 @@ async def work(drainer: Drainer) -> None:
 
 
 @contextmanager
-def _ended_by_crash(app: Duly, running: asyncio.Task[None]) -> Iterator[None]:
+def _ended_by_crash(app: App, running: asyncio.Task[None]) -> Iterator[None]:
     """End a worker whose process is as good as dead: nobody would tell it that its handlers are gone."""
     loop = asyncio.get_running_loop()
 
@@ -75,7 +75,7 @@ class Drainer(Worker):
 
     overlaps = False  # so that jobs run in the same order each time
 
-    def __init__(self, app: Duly, queues: Iterable[str] | None, noted: Noted) -> None:
+    def __init__(self, app: App, queues: Iterable[str] | None, noted: Noted) -> None:
         self._leap = Leap()
         super().__init__(
             app, queues=queues, concurrency=1, drain=True, signals=False, spawn=_start_thread, clock=self._leap
@@ -193,7 +193,7 @@ def _start_thread(work: Callable[[], None], name: str) -> threading.Thread:
     return start_thread(partial(contextvars.copy_context().run, quietly), name)
 
 
-def _context(app: Duly, kind: Callable[[Lease], Any], lease: Lease) -> Any:
+def _context(app: App, kind: Callable[[Lease], Any], lease: Lease) -> Any:
     """Make a handler's context whose `commit` passes the app's gates."""
     context = kind(lease)
     make, note = context._staged, context._stage

@@ -18,7 +18,7 @@ from duly.testing.clock import Clock, clock_of
 from duly.testing.drain_worker import Drainer, work
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import App
 
 MOST_ROUNDS = 1000
 MANY = 10_000
@@ -46,7 +46,7 @@ class Drained:
     jobs: tuple[str, ...] = ()
 
 
-def drain(app: Duly, *, queues: Iterable[str] | None = None, scheduled: bool = False, raises: bool = False) -> Drained:
+def drain(app: App, *, queues: Iterable[str] | None = None, scheduled: bool = False, raises: bool = False) -> Drained:
     """Run what is due, and what that enqueues, until nothing is due any more.
 
     With `scheduled` also what is due later: a frozen clock is moved from one due time to the next, so that retries run
@@ -58,7 +58,7 @@ def drain(app: Duly, *, queues: Iterable[str] | None = None, scheduled: bool = F
 
 
 async def adrain(
-    app: Duly, *, queues: Iterable[str] | None = None, scheduled: bool = False, raises: bool = False
+    app: App, *, queues: Iterable[str] | None = None, scheduled: bool = False, raises: bool = False
 ) -> Drained:
     """Run what is due until nothing is, from a coroutine; async handlers run on this event loop."""
     hooks.refuse_in_handler("drain")
@@ -83,7 +83,7 @@ async def adrain(
     return tally.drained()
 
 
-def _clock_for(app: Duly, scheduled: bool) -> Clock | None:
+def _clock_for(app: App, scheduled: bool) -> Clock | None:
     if not scheduled:
         return None
     clock = clock_of(app)
@@ -136,7 +136,7 @@ class _Tally:
 
 
 @contextmanager
-def _counted(app: Duly) -> Iterator[_Tally]:
+def _counted(app: App) -> Iterator[_Tally]:
     tally = _Tally()
     listener = app.events.listen(tally.hear)
     try:

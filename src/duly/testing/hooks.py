@@ -17,7 +17,7 @@ from duly.errors import ConfigError
 from duly.store.ops import Op, Rows
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import App
     from duly.store.driver import Driver
 
 Send: TypeAlias = Callable[[Op[Any]], Rows]
@@ -69,16 +69,16 @@ class Mortal(Gate):
             mourner()
 
 
-_gates: WeakKeyDictionary[Duly, list[Gate]] = WeakKeyDictionary()
+_gates: WeakKeyDictionary[App, list[Gate]] = WeakKeyDictionary()
 
 
-def gates(app: Duly) -> list[Gate]:
+def gates(app: App) -> list[Gate]:
     """Give the gates of an app, the outermost last."""
     return _gates.setdefault(app, [])
 
 
 @contextmanager
-def standing(app: Duly, gate: Gate) -> Iterator[None]:
+def standing(app: App, gate: Gate) -> Iterator[None]:
     """Have everything that the app asks of its database pass a gate."""
     gates(app).append(gate)
     attach(app)
@@ -90,7 +90,7 @@ def standing(app: Duly, gate: Gate) -> Iterator[None]:
             _detach(app)
 
 
-def attach(app: Duly) -> None:
+def attach(app: App) -> None:
     """Put the gates of an app, if it has any, in front of the driver that it has now."""
     if not gates(app):
         return
@@ -106,7 +106,7 @@ def attach(app: Duly) -> None:
         app.__dict__["_aadd"] = partial(_aadd, app, app._aadd)
 
 
-def _detach(app: Duly) -> None:
+def _detach(app: App) -> None:
     for name in ("execute", "aexecute"):
         app.driver.__dict__.pop(name, None)
     for name in ("_add", "_aadd"):
@@ -127,7 +127,7 @@ async def _aexecute(gates: list[Gate], op: Op[Any], send: Send, asend: Asend) ->
     return await gate.aexecute(op, lambda op: _execute(others, op, send), lambda op: _aexecute(others, op, send, asend))
 
 
-def _add(app: Duly, add: Callable[..., Any], op: Op[Any], conn: Any) -> Any:
+def _add(app: App, add: Callable[..., Any], op: Op[Any], conn: Any) -> Any:
     if conn is None or not op.writes:
         return add(op, conn)
     answer = add(stage(app, op), conn)
@@ -135,7 +135,7 @@ def _add(app: Duly, add: Callable[..., Any], op: Op[Any], conn: Any) -> Any:
     return answer
 
 
-async def _aadd(app: Duly, aadd: Callable[..., Awaitable[Any]], op: Op[Any], conn: Any) -> Any:
+async def _aadd(app: App, aadd: Callable[..., Awaitable[Any]], op: Op[Any], conn: Any) -> Any:
     if conn is None or not op.writes:
         return await aadd(op, conn)
     answer = await aadd(stage(app, op), conn)
@@ -143,14 +143,14 @@ async def _aadd(app: Duly, aadd: Callable[..., Awaitable[Any]], op: Op[Any], con
     return answer
 
 
-def stage(app: Duly, op: Op[Any]) -> Op[Any]:
+def stage(app: App, op: Op[Any]) -> Op[Any]:
     """Lead an operation for a caller's own connection past the gates."""
     for gate in reversed(gates(app)):
         op = gate.stage(op)
     return op
 
 
-def staged(app: Duly, op: str) -> None:
+def staged(app: App, op: str) -> None:
     """Tell the gates which operation was run there."""
     for gate in reversed(gates(app)):
         gate.staged(op)

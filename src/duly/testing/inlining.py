@@ -23,7 +23,7 @@ from duly.testing.drain_worker import Drainer, Noted, work
 from duly.worker.claiming import Claiming
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly, Job
+    from duly.app.app import App, Job
     from duly.app.tasks import Task
 
 DEEPEST = 50
@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.005
 
 
 @contextmanager
-def inline(app: Duly) -> Iterator[Duly]:
+def inline(app: App) -> Iterator[App]:
     """Have every enqueue run its job, and what that enqueues, before it returns.
 
     What a handler raises on its first attempt is raised to whoever enqueued. Not run are a delayed job, one that is
@@ -64,7 +64,7 @@ _blocked: ContextVar[tuple[AbstractEventLoop, ...]] = ContextVar("duly_inline_bl
 class _Inline:
     """Enqueues, runs, and hands back what handlers raised."""
 
-    def __init__(self, app: Duly) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
         self._add: Callable[..., list[Job[Any]]] = app._enqueue
         self._aadd: Callable[..., Awaitable[list[Job[Any]]]] = app._aenqueue
@@ -188,7 +188,7 @@ class _AtOnce(Drainer):
     Else what a handler enqueues would come after the others of its queue, and they would all run inside of it.
     """
 
-    def __init__(self, app: Duly, queues: Iterable[str] | None, noted: Noted) -> None:
+    def __init__(self, app: App, queues: Iterable[str] | None, noted: Noted) -> None:
         super().__init__(app, queues, noted)
         self._claiming = _AllThatIsDue(self, slots=self._slots, pace=self._pace)
 

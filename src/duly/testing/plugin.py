@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.duly import Duly
     from duly.testing.clock import Clock
 
 Isolate: TypeAlias = "Callable[..., Duly]"
@@ -52,7 +52,7 @@ def duly_app(request: pytest.FixtureRequest, isolated_duly: Isolate) -> Duly:
     if root not in sys.path:
         sys.path.insert(0, root)
     try:
-        return isolated_duly(find_app(spec))
+        return isolated_duly(find_app(spec, Duly))
     except ConfigError as error:
         pytest.fail(f"duly_app = {error}", pytrace=False)
 

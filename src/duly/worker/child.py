@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from duly.app.app import Duly
+from duly.app.app import App
 from duly.app.context import Lease
 from duly.app.locate import find_app
 from duly.errors import ConfigError
@@ -41,7 +41,7 @@ def main(descriptor: int) -> None:
         begin = receive(sock, Begin)
         sys.path += [place for place in begin.path if place not in sys.path]
         try:
-            app = find_app(begin.spec)
+            app = find_app(begin.spec, App)
         except Exception as error:
             sock.sendall(frame(Started(error=f"a process of its own cannot import {begin.spec}: {error}")))
             return
@@ -52,7 +52,7 @@ def main(descriptor: int) -> None:
 class Serving:
     """One job after the other: read by a thread, run by the main thread."""
 
-    def __init__(self, app: Duly, sock: socket.socket) -> None:
+    def __init__(self, app: App, sock: socket.socket) -> None:
         self._app = app
         self._sock = sock
         self._sending = threading.Lock()  # a handler may beat from threads of its own

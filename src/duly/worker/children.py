@@ -32,7 +32,7 @@ from duly.worker import runner
 from duly.worker.pipe import Answer, Ask, Beat, Begin, Outcomes, Started, frame, read_frame
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import App
     from duly.worker.worker import Worker
 
 log = logging.getLogger("duly.worker")
@@ -147,7 +147,7 @@ class ChildFailed(DulyError):
 class Children:
     """The processes of one worker, kept for the next job when one has ended."""
 
-    def __init__(self, app: Duly, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, app: App, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._most = most
         self._clock = clock

@@ -22,7 +22,7 @@ from duly.worker.deadlines import Overtime
 from duly.worker.worker import Ended, Worker
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import App
 
 KNOWN_MS = 600_000  # for which what a tick knows is counted as known to a living worker
 # How attempts end, as events name it.
@@ -53,7 +53,7 @@ class Ticker(Worker):
 
     def __init__(
         self,
-        app: Duly,
+        app: App,
         *,
         limit: int = 100,
         max_seconds: float = 50.0,

@@ -47,7 +47,7 @@ from duly.worker.threads import Spawn, Threads, start_thread
 from duly.worker.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from duly.app.app import Duly
+    from duly.app.app import App
     from duly.store.driver import Driver
 
 log = logging.getLogger("duly.worker")
@@ -71,7 +71,7 @@ class Worker:
 
     def __init__(
         self,
-        app: Duly,
+        app: App,
         *,
         queues: Iterable[str] | Mapping[str, int | None] | None = None,
         concurrency: int = 10,
@@ -806,7 +806,7 @@ def _lets_others_run(ended: Sequence[Ended]) -> bool:
     return False
 
 
-def _limits(app: Duly, queues: Iterable[str] | Mapping[str, int | None] | None) -> dict[str, int | None]:
+def _limits(app: App, queues: Iterable[str] | Mapping[str, int | None] | None) -> dict[str, int | None]:
     """Give the queues to serve, each with the number of its jobs that run at once at most."""
     if queues is None:
         return dict.fromkeys(sorted({"default", *(task.definition.queue for task in app.tasks.values())}))

@@ -27,15 +27,15 @@ from duly.model import (
     Terms,
     Verdict,
 )
+from duly.rules.firing import Due
+from duly.rules.firing import plan as planned
 from duly.rules.keys import id_in
 from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
 from duly.store.lanes import Walk
 from duly.store.ops import Finish, Held, Op, Replay
 from duly.store.postgres.driver import bring_up_to_date
-from duly.store.schedules import Due
 from duly.store.sequence import Steps
-from duly.worker.upkeep.fire import plan as planned
 from tests.contract.stores import NOW, PostgresStore, definition, new_id
 from tests.proof import breaks
 from tests.proof.enqueues import jobs_of
