@@ -1,0 +1,44 @@
+"""What the tree of the package may look like. Which folder may import which is the linter's (pyproject.toml)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tools import lines
+
+PACKAGE = Path(__file__).parent.parent / "src" / "duly"
+LONGEST_FILE, LONGEST_FUNCTION, MOST_AT_THE_TOP = 500, 40, 16
+
+# What is longer all the same. These lists may only shrink.
+LONG_FILES: dict[str, int] = {}
+LONG_FUNCTIONS: dict[str, int] = {}
+
+
+def test_the_top_of_the_package_has_at_most_sixteen_names() -> None:
+    fixed = {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
+    assert len({path.name for path in PACKAGE.iterdir()} - fixed) <= MOST_AT_THE_TOP
+
+
+def test_no_file_is_longer_than_500_lines() -> None:
+    files = {str(path.relative_to(PACKAGE)): len(path.read_text("utf-8").splitlines()) for path in sources()}
+    assert {name: length for name, length in files.items() if length > LONGEST_FILE} == LONG_FILES
+
+
+def test_no_function_is_longer_than_40_lines() -> None:
+    found = {}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                length = node.end_lineno - node.lineno + 1
+                if length > LONGEST_FUNCTION:
+                    found[f"{path.relative_to(PACKAGE)}:{node.name}"] = length
+    assert found == LONG_FUNCTIONS
+
+
+def test_the_package_stays_within_its_limit_of_lines() -> None:
+    assert 0 < lines.count().total() <= lines.LIMIT
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
