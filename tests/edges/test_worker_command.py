@@ -18,12 +18,13 @@ import pytest
 from duly import liveness
 from duly.model import JobRecord, State
 from duly.store import migrate
+from tests.databases import fresh
 from tests.edges.programs import DULY, PATIENCE, Folder, Forwarder, Program, assert_within, is_gone, wait_until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request, tmp_path) -> str:
-    return str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+def url(request) -> str:
+    return fresh(request, request.param)
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def led(url: str) -> str:
     options = str(info.pop("options", ""))
     if options:
         _set(make_conninfo("", **info), options.replace("-c ", "").split())
-        _let_go(make_conninfo("", **info))
+        let_go(make_conninfo("", **info))
     return make_conninfo("", **{**info, "port": pairs[port]})
 
 
@@ -212,14 +212,14 @@ def lead(postgres: ModuleType) -> None:
         try:
             return migrate(led(url), **options)
         finally:
-            _let_go(url)
+            let_go(url)
 
     postgres.PostgresDriver.__init__ = through
     postgres.bring_up_to_date = migrated  # type: ignore[attr-defined]
     postgres.look = lambda url, **options: look(led(url), **options)  # type: ignore[attr-defined]
 
 
-def _let_go(url: str) -> None:
+def let_go(url: str) -> None:
     """Have PgBouncer close its connections to a database, which may be a template that nobody may be connected to."""
     if (way := led(url)) == url:
         return
