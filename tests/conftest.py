@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,10 @@ from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store
 from tests.databases import SETTINGS, Files, Pool
 from tests.servers.pgbouncer import behind
 from tests.servers.postgres import PostgresServer
+
+# A shell without job control starts a program with `&` so that it ignores SIGINT, and all that the program starts
+# ignores it too. A handler is not inherited: what the tests start gets the default.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

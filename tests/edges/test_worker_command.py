@@ -80,6 +80,18 @@ def test_every_flag_can_be_given_in_the_environment_and_a_file_names_its_only_ap
     assert (tmp_path / "jobs.db").exists()
 
 
+def test_a_worker_that_a_shell_starts_with_sigint_ignored_ends_by_sigterm(here):
+    here.app()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        worker = here.start("worker", "tasks:app")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    worker.line("worker.started")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
 def test_a_url_on_the_command_line_wins_over_the_one_in_the_code(here, tmp_path):
     here.app()
     worker = here.start("worker", "tasks", "--url", "other.db")
