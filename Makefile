@@ -29,7 +29,7 @@ help:  ## list the targets
 demo: $(VENV)/.demo  ## see jobs run, fail, retry and finish, on a database of its own
 	@$(BIN)/duly demo
 
-test: $(VENV)/.stamp $(if $(NODE),$(NODE_STAMP))  ## run every test on SQLite, PostgreSQL and D1 (more flags: ARGS="-k claim")
+test: $(VENV)/.stamp $(VENV)/.pgbouncer $(if $(NODE),$(NODE_STAMP))  ## run every test on SQLite, PostgreSQL and D1 (more flags: ARGS="-k claim")
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS) $(ARGS)
 
 check: $(VENV)/.stamp  ## lint, format, types and layers: what CI runs before the tests
@@ -38,10 +38,10 @@ check: $(VENV)/.stamp  ## lint, format, types and layers: what CI runs before th
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-proof: $(VENV)/.stamp  ## show by kills, crashes and simulation that the promises hold (ARGS="--only P6 --seed 7")
+proof: $(VENV)/.stamp $(VENV)/.pgbouncer  ## show by kills, crashes and simulation that the promises hold (ARGS="--only P6 --seed 7")
 	@$(BIN)/python -m tests.proof $(ARGS)
 
-proof-full: $(VENV)/.stamp  ## the same for up to 90 minutes
+proof-full: $(VENV)/.stamp $(VENV)/.pgbouncer  ## the same for up to 90 minutes
 	@$(BIN)/python -m tests.proof --full $(ARGS)
 
 bench: $(VENV)/.stamp  ## measure, beside what the bare database can do
@@ -81,6 +81,10 @@ $(VENV)/.stamp: $(VENV)/.demo
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[all]' --group dev
 	@touch $@
+
+# PgBouncer for its tests and for P18, unpacked and not installed; without it they say how to get it.
+$(VENV)/.pgbouncer: $(VENV)/.stamp
+	@$(BIN)/python -m tests.servers.pgbouncer && touch $@ || true
 
 $(NODE_STAMP): $(NODE_DIR)/package.json
 	@echo "Installing the Cloudflare runtime (make test NODE= does without)"

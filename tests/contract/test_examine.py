@@ -20,7 +20,7 @@ from duly.store import health, ops
 from duly.store.driver import Finding
 from duly.store.health import Transaction
 from duly.store.postgres import driver as postgres
-from duly.store.postgres.driver import PostgresDriver
+from duly.store.postgres.driver import PostgresDriver, bring_up_to_date
 from duly.store.sqlite import checkpoint
 from duly.store.sqlite import driver as sqlite
 from duly.store.sqlite.driver import SQLiteDriver
@@ -170,8 +170,24 @@ def altered(driver: PostgresDriver, *commands: str) -> dict[str, Finding]:
     return by_name(driver.examine())
 
 
-def test_a_sound_server_has_nothing_to_complain_of(server: PostgresDriver) -> None:
-    found = altered(server, "alter DATABASE set synchronous_commit = on")
+@pytest.fixture(scope="module")
+def vacuuming() -> Iterator[PostgresServer]:
+    """A server with autovacuum, which the shared one has off."""
+    with PostgresServer() as started:
+        yield started
+
+
+@pytest.fixture
+def vacuumed(vacuuming: PostgresServer) -> Iterator[PostgresDriver]:
+    url = vacuuming.new_database()
+    bring_up_to_date(url)
+    driver = PostgresDriver(url)
+    yield driver
+    driver.close()
+
+
+def test_a_sound_server_has_nothing_to_complain_of(vacuumed: PostgresDriver) -> None:
+    found = altered(vacuumed, "alter DATABASE set synchronous_commit = on")
     assert list(found) == [
         "server", "durability", "writes", "clock", "schema", "rights", "autovacuum", "dead rows", "transactions",
         "connections",
@@ -180,15 +196,15 @@ def test_a_sound_server_has_nothing_to_complain_of(server: PostgresDriver) -> No
     assert set(not_well(list(found.values()))) <= {"durability"}
 
 
-def test_each_thing_that_is_wrong_on_a_server_is_named(server: PostgresDriver) -> None:
+def test_each_thing_that_is_wrong_on_a_server_is_named(vacuumed: PostgresDriver) -> None:
     found = altered(
-        server,
+        vacuumed,
         "alter DATABASE set default_transaction_read_only = on",
         "set transaction_read_only = off",
     )
     assert (found["writes"].level, "read-only" in found["writes"].text) == ("error", True)
     found = altered(
-        server,
+        vacuumed,
         "set default_transaction_read_only = off",
         "alter DATABASE reset default_transaction_read_only",
         "alter table duly.duly_job set (autovacuum_enabled = false)",
@@ -237,10 +253,8 @@ def test_a_server_whose_clock_is_ours_is_not_far_off(server: PostgresDriver) -> 
         assert abs(postgres._clock_offset_ms(conn)) < 500
 
 
-def test_another_schema_is_examined_by_its_own_name(postgres: PostgresServer) -> None:
-    from duly.store.postgres.driver import bring_up_to_date
-
-    url = postgres.new_database()
+def test_another_schema_is_examined_by_its_own_name(vacuuming: PostgresServer) -> None:
+    url = vacuuming.new_database()
     driver = PostgresDriver(url, schema="other one")
     try:
         with pytest.raises(SchemaMismatch, match="duly migrate"):
@@ -253,7 +267,6 @@ def test_another_schema_is_examined_by_its_own_name(postgres: PostgresServer) ->
         assert "duly_event" in by_name(driver.examine())["autovacuum"].text
     finally:
         driver.close()
-        postgres.drop(url)
 
 
 # Judgement

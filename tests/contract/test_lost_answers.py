@@ -12,6 +12,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver, Point
 from duly.store.ops import Finish, Op, Replay
 from tests.contract.stores import CALLBACKS, NOW, D1Store, PostgresStore, SQLiteStore, Store, callback, definition, held
+from tests.databases import Pool
 
 FAILURE = Failure("builtins.ValueError", "no", "a traceback")
 ON_DEAD = json.dumps(
@@ -622,23 +624,20 @@ SCENARIOS: dict[str, Scenario] = {
 @pytest.fixture(params=["sqlite", "postgres", "d1"])
 def twins(request: pytest.FixtureRequest, tmp_path) -> Iterator[tuple[Store, Store]]:
     """Two stores of a kind, on which no answer is lost unless a test says so."""
-    made: list[Store] = []
-    if request.param == "postgres":
-        server, template = request.getfixturevalue("postgres"), request.getfixturevalue("postgres_template")
-        made = [PostgresStore(server.new_database(template)) for _ in range(2)]
-    elif request.param == "sqlite":
-        made = [SQLiteStore(tmp_path / f"{n}.db") for n in range(2)]
-    else:
-        made = [D1Store(tmp_path / f"{n}.db") for n in range(2)]
-    for store in made:
-        store.driver._pauses = (0.0, 0.0, 0.0)
-        if isinstance(store, D1Store):
-            store.lose(None)
-    yield made[0], made[1]
-    for store in made:
-        store.close()
-        if isinstance(store, PostgresStore):
-            server.drop(store.url)
+    kind, made = request.param, list[Store]()
+    with ExitStack() as stack:
+        if kind == "postgres":
+            pool: Pool = request.getfixturevalue("postgres_pool")
+            made += [PostgresStore(stack.enter_context(pool.lend(request.node))) for _ in range(2)]
+        else:
+            files, opened = request.getfixturevalue("files"), {"sqlite": SQLiteStore, "d1": D1Store}[kind]
+            made += [opened(files.fresh(kind, tmp_path / f"{n}.db")) for n in range(2)]
+        for store in made:
+            stack.callback(store.close)
+            store.driver._pauses = (0.0, 0.0, 0.0)
+            if isinstance(store, D1Store):
+                store.lose(None)
+        yield made[0], made[1]
 
 
 def lose(store: Store, *, moment: str = "after", times: int = 1) -> list[str]:

@@ -20,6 +20,7 @@ from duly.model import Change, Claimed, Failure, JobRecord, NewJob, State, Terms
 from duly.rules.keys import Ids
 from duly.store import ops
 from duly.store.ops import Finish, Held
+from tests.databases import fresh
 from tests.edges.programs import assert_within
 from tests.edges.test_cli import DULY, run
 
@@ -115,21 +116,20 @@ def fresh_of(kind: type[S]) -> Any:
     """Make the fixture that gives a test that changes something a full database of its own."""
 
     @pytest.fixture(params=["sqlite", "postgres"])
-    def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[S]:
-        url = str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-        made = kind(url).fill()
+    def full(request: pytest.FixtureRequest) -> Iterator[S]:
+        made = kind(fresh(request, request.param)).fill()
         yield made
         made.app.close()
 
-    return fresh
+    return full
 
 
 def empty_of(kind: type[S]) -> Any:
     """Make the fixture that gives a test a database with nothing in it."""
 
     @pytest.fixture
-    def empty(tmp_path: Path) -> Iterator[S]:
-        made = kind(str(tmp_path / "jobs.db"))
+    def empty(request: pytest.FixtureRequest) -> Iterator[S]:
+        made = kind(fresh(request, "sqlite"))
         yield made
         made.app.close()
 

@@ -23,6 +23,7 @@ from duly.model import Change, Claimed, Failure, NewJob, State, Terms
 from duly.rules.keys import Ids
 from duly.store import batches, migrate, ops
 from duly.store.ops import Finish
+from tests.databases import fresh
 from tests.edges.programs import DULY, PATIENCE, Folder, assert_within, wait_until
 from tests.edges.test_cli import complaint, run
 
@@ -54,8 +55,8 @@ new_id = Ids()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request, tmp_path) -> str:
-    return str(tmp_path / "duly.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+def url(request) -> str:
+    return fresh(request, request.param, "duly.db")
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import pytest
 from duly import Duly
 from duly.model import JobRecord, State
 from duly.store import ops
+from tests.databases import fresh
 from tests.edges.programs import DULY, PATIENCE, Folder, wait_until
 from tests.edges.test_cli import complaint, run
 from tests.edges.test_looking import shut
@@ -63,8 +64,8 @@ ID = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request, tmp_path) -> str:
-    return str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+def url(request) -> str:
+    return fresh(request, request.param)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 from duly import Duly
 from duly.worker.tick import Ticked
+from tests.databases import fresh
 from tests.edges.programs import Folder
 from tests.edges.stock import DOWN, IS_DOWN
 from tests.edges.test_cli import complaint
@@ -39,8 +40,8 @@ def often(ctx: SyncCtx) -> None:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request, tmp_path) -> str:
-    return str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+def url(request) -> str:
+    return fresh(request, request.param)
 
 
 @pytest.fixture

@@ -18,12 +18,13 @@ import pytest
 from duly.model import JobRecord, State
 from duly.store import migrate
 from duly.worker import liveness
+from tests.databases import fresh
 from tests.edges.programs import DULY, PATIENCE, Folder, Forwarder, Program, assert_within, is_gone, wait_until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request, tmp_path) -> str:
-    return str(tmp_path / "jobs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+def url(request) -> str:
+    return fresh(request, request.param)
 
 
 @pytest.fixture
@@ -77,6 +78,18 @@ def test_every_flag_can_be_given_in_the_environment_and_a_file_names_its_only_ap
     assert worker.wait() == 0
     assert json.loads(worker.line("worker.stopping"))["grace_s"] == 12
     assert (tmp_path / "jobs.db").exists()
+
+
+def test_a_worker_that_a_shell_starts_with_sigint_ignored_ends_by_sigterm(here):
+    here.app()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        worker = here.start("worker", "tasks:app")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    worker.line("worker.started")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
 
 
 def test_a_url_on_the_command_line_wins_over_the_one_in_the_code(here, tmp_path):

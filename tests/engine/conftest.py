@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +16,7 @@ from duly import Duly
 from duly.model import JobRecord
 from duly.store import ops
 from tests.contract.stores import TABLES, D1Driver, new_token
+from tests.databases import fresh
 from tests.servers.d1 import D1Mannered
 
 WORK_SECONDS = 30.0
@@ -55,11 +55,9 @@ HOLDABLE = pytest.mark.parametrize("where", ["sqlite", "postgres"], indirect=Tru
 
 
 @pytest.fixture(params=["sqlite", "postgres", "d1"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Name a database of each kind: what it is, and its URL."""
-    if request.param == "postgres":
-        return "postgres", request.getfixturevalue("postgres_url")
-    return request.param, str(tmp_path / "duly.db")
+def where(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Return a store's name and the URL of an empty database of it."""
+    return request.param, fresh(request, request.param)
 
 
 @pytest.fixture

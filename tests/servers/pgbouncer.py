@@ -4,11 +4,14 @@
 then has a PgBouncer, and every URL that names the server's port is led there where duly opens it, with the settings
 that the documentation asks for: statements are not prepared, and wake-ups have a direct connection. What tests open
 for themselves stays direct. `pgbouncer_site/sitecustomize.py` does that in each process.
+
+`python -m tests.servers.pgbouncer` unpacks Debian's package into the virtual environment, without a right to install.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,10 +28,19 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.servers.postgres import PostgresServer, ServerFailed, free_port, server_identity, temporary_root
+from tests.servers.postgres import (
+    PostgresServer,
+    ServerFailed,
+    free_port,
+    open_to_others,
+    server_identity,
+    temporary_root,
+)
 
 VARIABLE = "PROOF_PGBOUNCER"  # "on", then also port:port of each server and its PgBouncer
 PREPARED = "PROOF_PGBOUNCER_PREPARED"  # leave prepared statements on, to see that it matters
+UNPACKED = Path(sys.prefix) / "pgbouncer"
+MISSING = "there is no PgBouncer: where apt-get is, `make .venv/.pgbouncer` fetches it; elsewhere install pgbouncer"
 POOL = 4
 passed: list[int] = []  # how many transactions went through each that was put before a server
 SETTINGS = """
@@ -74,7 +86,7 @@ class PgBouncer:
         """Start it, and wait until it answers."""
         binary = find_binary()
         if binary is None:
-            raise ServerFailed("No PgBouncer found: install the package pgbouncer.")
+            raise ServerFailed(MISSING)
         identity = server_identity()
         self._home = home = Path(tempfile.mkdtemp(prefix="duly-pgb-", dir=temporary_root(as_other=bool(identity))))
         (home / "data").mkdir()  # the keeper looks there for what it has to end, as it does for PostgreSQL
@@ -82,6 +94,9 @@ class PgBouncer:
         settings = SETTINGS.format(server=self.server.port, port=self.port, home=home, pool=POOL)
         (home / "pgbouncer.ini").write_text(settings)
         (home / "users").write_text('"postgres" ""\n')
+        if identity and not open_to_others(Path(binary).parent):
+            shutil.copytree(UNPACKED, home / "copy")
+            binary = str(home / "copy" / Path(binary).relative_to(UNPACKED))
         for path in (home, *home.iterdir()) if identity else ():
             os.chown(path, identity["user"], identity["group"])
         self._keeper = subprocess.Popen(
@@ -93,6 +108,7 @@ class PgBouncer:
             self._process = subprocess.Popen(
                 [binary, str(home / "pgbouncer.ini")],
                 **identity,
+                env={**os.environ, "LD_LIBRARY_PATH": libraries(Path(binary))},
                 cwd=home / "data",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -146,8 +162,41 @@ class PgBouncer:
 
 
 def find_binary() -> str | None:
-    """Find `pgbouncer`, which Debian keeps where only root looks."""
-    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+    """Return the path of `pgbouncer`; Debian installs it where only root's PATH leads."""
+    folders = (os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", str(UNPACKED / "usr/sbin"))
+    return shutil.which("pgbouncer", path=os.pathsep.join(folders))
+
+
+def libraries(binary: Path) -> str:
+    """Return the folders of the libraries that were unpacked beside a program."""
+    return os.pathsep.join(map(str, binary.parents[1].glob("lib/*-linux-*")))
+
+
+def fetch() -> None:
+    """Unpack Debian's package, and the libraries that are not installed, into the virtual environment."""
+    own = ["-o", f"Dir::State::Lists={UNPACKED}/lists", "-o", f"Dir::Cache={UNPACKED}/cache"]
+    for folder in ("packages", "lists/partial", "cache/archives/partial"):
+        (UNPACKED / folder).mkdir(parents=True, exist_ok=True)
+    try:
+        _download([])
+    except subprocess.CalledProcessError:  # the lists of packages are missing or old, and only root may renew them
+        _run("apt-get", "-qq", *own, "update")
+        _download(own)
+    for package in (UNPACKED / "packages").iterdir():
+        _run("dpkg", "-x", str(package), str(UNPACKED))
+    for folder in ("packages", "lists", "cache"):
+        shutil.rmtree(UNPACKED / folder)
+
+
+def _download(options: list[str]) -> None:
+    needs = re.findall(r" Depends: (lib[\w.+-]+)", _run("apt-cache", *options, "depends", "pgbouncer"))
+    missing = [name for name in needs if subprocess.run(["dpkg", "-s", name], capture_output=True).returncode]
+    _run("apt-get", "-qq", *options, "download", "pgbouncer", *missing, cwd=UNPACKED / "packages")
+
+
+def _run(*words: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(words, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 @contextmanager
@@ -179,7 +228,7 @@ def led(url: str) -> str:
     options = str(info.pop("options", ""))
     if options:
         _set(make_conninfo("", **info), options.replace("-c ", "").split())
-        _let_go(make_conninfo("", **info))
+        let_go(make_conninfo("", **info))
     return make_conninfo("", **{**info, "port": pairs[port]})
 
 
@@ -212,14 +261,14 @@ def lead(postgres: ModuleType) -> None:
         try:
             return migrate(led(url), **options)
         finally:
-            _let_go(url)
+            let_go(url)
 
     postgres.PostgresDriver.__init__ = through
     postgres.bring_up_to_date = migrated  # type: ignore[attr-defined]
     postgres.look = lambda url, **options: look(led(url), **options)  # type: ignore[attr-defined]
 
 
-def _let_go(url: str) -> None:
+def let_go(url: str) -> None:
     """Have PgBouncer close its connections to a database, which may be a template that nobody may be connected to."""
     if (way := led(url)) == url:
         return
@@ -233,3 +282,12 @@ def _let_go(url: str) -> None:
         until = time.monotonic() + 2
         while conn.execute(asked, [info["dbname"]]).fetchone() and time.monotonic() < until:
             time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    try:
+        if find_binary() is None:
+            fetch()
+    except (OSError, subprocess.CalledProcessError) as error:
+        shutil.rmtree(UNPACKED, ignore_errors=True)
+        sys.exit(f"PgBouncer was not fetched, so its tests are skipped: {error}")

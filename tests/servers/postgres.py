@@ -171,8 +171,8 @@ class PostgresServer:
         self._initialise()
 
     def _root(self) -> Path:
-        """Choose where its folder is to be: in memory, for the servers of a run that have nothing to keep."""
-        if INITIALISED in os.environ and not self._is_durable and has_room(MEMORY):
+        """Return the folder for its data: in memory for a server that may lose it when the machine crashes."""
+        if not self._is_durable and has_room(MEMORY):
             return MEMORY
         return temporary_root(as_other=bool(self._identity))
 

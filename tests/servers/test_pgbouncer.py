@@ -14,7 +14,7 @@ from tests.servers import pgbouncer
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import PostgresServer
 
-pytestmark = pytest.mark.skipif(pgbouncer.find_binary() is None, reason="there is no pgbouncer on this machine")
+pytestmark = pytest.mark.skipif(pgbouncer.find_binary() is None, reason=pgbouncer.MISSING)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_session_is_anybodys_after_a_transaction(postgres: PostgresServer, bou
 
 
 def test_what_the_driver_opens_is_led_through_and_what_others_open_is_not(
-    postgres: PostgresServer, bouncer: PgBouncer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, postgres_url: str, bouncer: PgBouncer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("led", "look", "bring_up_to_date"):
         monkeypatch.setattr(postgres_driver, name, getattr(postgres_driver, name, None), raising=False)
@@ -52,7 +52,7 @@ def test_what_the_driver_opens_is_led_through_and_what_others_open_is_not(
 
 
 def test_who_leaves_prepared_on_by_mistake_leaves_no_setting_of_the_driver_behind_the_pooler(
-    postgres: PostgresServer, bouncer: PgBouncer, postgres_url: str
+    postgres: PostgresServer, postgres_url: str, bouncer: PgBouncer
 ) -> None:
     url = postgres_url.replace(str(postgres.port), str(bouncer.port))
     driver = postgres_driver.PostgresDriver(url, connections=1)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.databases import fresh
 from tests.engine.crash.workers import Scene, scene_on
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else str(tmp_path / "duly.db")
-    with scene_on(request.param, url, tmp_path) as made:
+    with scene_on(request.param, fresh(request, request.param), tmp_path) as made:
         yield made

@@ -12,6 +12,7 @@ import pytest
 
 from duly.model import JobRecord
 from duly.store import ops
+from tests.databases import fresh
 from tests.engine.crash.workers import TASKS, Scene, alive, kill, scene_on, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
@@ -153,8 +154,7 @@ def leaves_a_fork(ctx: SyncCtx) -> None:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else str(tmp_path / "duly.db")
-    with scene_on(request.param, url, tmp_path, tasks=CHILDREN) as made:
+    with scene_on(request.param, fresh(request, request.param), tmp_path, tasks=CHILDREN) as made:
         yield made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from tests.proof.breaks import BREAKS
 from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.ledger import records
 from tests.proof.table import ALL, Figure, NotRun, Row, Setting
-from tests.servers.pgbouncer import PREPARED, VARIABLE, PgBouncer, find_binary
+from tests.servers.pgbouncer import MISSING, PREPARED, VARIABLE, PgBouncer, find_binary
 from tests.servers.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +44,8 @@ BREAKS["p18:prepared"] = _prepared
 
 def run(setting: Setting) -> Figure:
     """Run the suite with all that duly opens led through PgBouncer, then workers set as the documentation says."""
-    _have_pgbouncer()
+    if find_binary() is None:
+        raise NotRun(MISSING)
     names = CONTROL if setting.broken else setting.pick(SHORT, ())
     paths = [f"tests/contract/test_{name}.py" for name in names] or ["tests/contract", "tests/engine"]
     ledger = setting.folder / "tests.jsonl"
@@ -59,22 +59,6 @@ def run(setting: Setting) -> Figure:
     parts = (f"with {way} in {max(waits[way], default=0) * 1000:.0f} ms" for way in limits)
     text += f"; jobs for an idle worker begin {', '.join(parts)} at most"
     return Figure(text, good, {**numbers, **{f"{way}_s": waits[way] for way in limits}})
-
-
-def _have_pgbouncer() -> None:
-    """Install the package where it is missing."""
-    if find_binary() is not None:
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise NotRun("there is no pgbouncer, and only root can install it: apt-get install pgbouncer")
-    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in (["update"], ["install", "-y", "--no-install-recommends", "pgbouncer"]):
-        told = subprocess.run(
-            ["apt-get", "-qq", *words],
-            env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        if told.returncode:
-            raise NotRun(f"apt-get {words[0]} failed: {told.stderr.strip().splitlines()[-1:]}")
 
 
 def _suite(paths: list[str], ledger: Path, more: list[str]) -> str:
