@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test check proof proof-full bench bench-peers mutants clean
+.PHONY: help demo test check proof proof-full bench bench-peers mutants lines clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -52,6 +52,9 @@ bench-peers: $(VENV)/.stamp  ## measure beside other queues (ARGS="--quick", "--
 
 mutants: $(VENV)/.stamp  ## break the code on purpose and see each guarding test turn red
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+lines:  ## print the package's lines by folder beside their budgets; fails above the limit
+	@$(PYTHON) tools/lines.py
 
 clean:  ## remove everything the other targets made
 	rm -rf $(VENV) bench/.peers $(NODE_DIR)/node_modules build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
