@@ -42,6 +42,7 @@ def isolated_duly() -> Iterator[Isolate]:
 def duly_app(request: pytest.FixtureRequest, isolated_duly: Isolate) -> Duly:
     """Give the app that the setting `duly_app` names, on a database of its own."""
     from duly.app.locate import find_app
+    from duly.duly import Duly
     from duly.errors import ConfigError
 
     spec = str(request.config.getini("duly_app"))
