@@ -160,6 +160,7 @@ class Work:
         from duly.app.locate import find_app
         from duly.cli.dev_lines import JobLines
         from duly.cli.worker import Serving, migration, warn_of_slips
+        from duly.duly import Duly
 
         folder = Path.cwd()
         app = find_app(self._target, Duly, url=self._url)
