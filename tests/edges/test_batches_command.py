@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 
 from duly.app.batches import Batch
-from duly.cli.batches import Look, Pace, bar_line
+from duly.cli.batch_watch import Snapshot, Speed, bar_line
 from duly.model import BatchRecord, Change, State
 from duly.store import ops
 from duly.store.ops import Finish
@@ -217,10 +217,10 @@ def test_one_that_is_empty_is_complete_and_a_success(lot):
 def test_one_that_is_not_sealed_or_in_which_jobs_died_is_shown_with_what_to_do(lot):
     nightly, bad = lot.ids["nightly"], lot.ids["bad"]
     assert lot.say("batches", "show", nightly).stderr == (
-        "duly: it is not sealed: it is being filled, or its filling broke off; then fill it on under its key, or "
+        "duly: it is not sealed: it is being filled, or the filling was interrupted; then fill it on under its key, or "
         f"cancel it: duly batches cancel {nightly}\n"
     )
-    assert lot.say("batches", "show", bad).stderr == f"duly: look at what died: duly dead list --batch {bad}\n"
+    assert lot.say("batches", "show", bad).stderr == f"duly: list the dead jobs: duly dead list --batch {bad}\n"
     assert lot.say("batches", "show", lot.ids["good"]).stderr == ""
     assert lot.say("batches", "show", nightly, "--json").stderr == ""
 
@@ -228,7 +228,7 @@ def test_one_that_is_not_sealed_or_in_which_jobs_died_is_shown_with_what_to_do(l
 def test_one_without_a_key_cannot_be_filled_on_and_nothing_of_it_is_no_percent(empty):
     empty.broken_off("broken", 0)
     answer = empty.say("batches", "show", empty.ids["broken"])
-    assert "its filling broke off; then cancel it: duly batches cancel" in answer.stderr
+    assert "the filling was interrupted; then cancel it: duly batches cancel" in answer.stderr
     assert re.search(r"^done +-$", answer.stdout, re.MULTILINE)
 
 
@@ -345,7 +345,7 @@ def test_elsewhere_than_on_a_terminal_it_is_a_line_for_every_change_of_the_perce
     assert re.fullmatch(
         r"batch 'import .*\[2J' is complete after \S+( \S+)?: 6 succeeded, 1 dead, 3 cancelled; no success, .*\n", out
     )
-    assert err == f"duly: look at what died: duly dead list --batch {fresh.ids['import']}\n"
+    assert err == f"duly: list the dead jobs: duly dead list --batch {fresh.ids['import']}\n"
     assert watch.process.returncode == 1
 
 
@@ -402,15 +402,15 @@ def test_on_a_terminal_it_is_one_line_with_a_bar_that_is_written_over(fresh):
 
 def test_on_a_narrow_terminal_the_line_is_never_broken():
     record = progress(total=1000, succeeded=620, dead=30, running=12, pending=338)
-    look = Look(record, 1234.5, 90_000)
+    look = Snapshot(record, 1234.5, 90_000)
     wide = bar_line(look, 200)
     assert wide == f"import  [{'#' * 26}{'-' * 14}]  65%  650/1,000  1,234/s  1m 30s left  dead 30  running 12"
     for width in range(1, 200):
         assert len(bar_line(look, width)) <= width
-    assert "\n" not in bar_line(Look(progress(name="two\nlines"), None, None), 200)
+    assert "\n" not in bar_line(Snapshot(progress(name="two\nlines"), None, None), 200)
     assert "[" not in bar_line(look, 60)
     assert bar_line(look, 20) == "import  65%  650/1,…"
-    unsealed = bar_line(Look(progress(sealed_at=None, percent=100.0), None, None), 200)
+    unsealed = bar_line(Snapshot(progress(sealed_at=None, percent=100.0), None, None), 200)
     assert unsealed == f"import  [{'-' * 40}]  -  0/0  -/s  not sealed yet  dead 0"
 
 
@@ -432,15 +432,15 @@ def progress(**more: Any) -> BatchRecord:
 
 def test_what_has_not_ended_is_never_told_as_all():
     almost = progress(total=1_000_000, succeeded=999_999, running=1)
-    assert "99.9%" in bar_line(Look(almost, 1.0, 1000), 200)
+    assert "99.9%" in bar_line(Snapshot(almost, 1.0, 1000), 200)
 
 
 def test_the_rate_is_that_of_the_last_seconds_and_the_time_left_follows_from_it():
-    pace = Pace()
+    speed = Speed()
 
     def at(second: float, succeeded: int, **more: Any) -> tuple[float | None, int | None]:
         record = progress(total=1000, succeeded=succeeded, pending=1000 - succeeded, **more)
-        look = pace.of(record, second)
+        look = speed.add(record, second)
         return look.rate, look.left_ms
 
     assert at(0, 0) == (None, None)
@@ -627,7 +627,7 @@ MISTAKES = [
     Mistake("watch import --interval soon", 2, "--interval is 'soon'"),
     Mistake(f"cancel {NOBODY} --yes", 3, f"duly: no batch has the id {NOBODY}\n"),
     Mistake("cancel", 2, "Missing argument 'ID'"),
-    Mistake("cancel nightly", 2, "Cancel the rest of batch 'nightly' (2 jobs)? Nobody can be asked here: say --yes"),
+    Mistake("cancel nightly", 2, "Cancel the rest of batch 'nightly' (2 jobs)? stdin is not a terminal: give --yes"),
     Mistake("cancel nightly --force", 2, "No such option '--force'"),
 ]
 

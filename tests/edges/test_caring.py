@@ -311,7 +311,7 @@ def test_a_backup_taken_while_a_worker_writes_is_whole_and_of_one_moment(here):
 def test_a_backup_is_written_over_only_by_force(here):
     here.run("enqueue", "tasks:app", "note", '["a"]')
     (here.path / "old.db").write_text("something dear")
-    assert "already: name another file, or say --force" in complaint(
+    assert "exists: name another file, or give --force" in complaint(
         here.run("backup", "old.db", "--app", "tasks:app"), 2
     )
     assert (here.path / "old.db").read_text() == "something dear"
@@ -381,7 +381,7 @@ def test_without_a_hold_it_warns_of_what_will_run_again(here):
         assert re.match(
             r"b\.db: [0-9.]+ kB, last written 20\d\d-\d\d-\d\d .* UTC\n1 running, 1 ready, 1 sch", answer.stdout
         )
-        assert "1 job that ran when the backup was made will run again: --hold keeps them" in answer.stderr
+        assert "1 job that ran when the backup was made will run again: --hold prevents it" in answer.stderr
         assert (here.path / "new.db").exists() == (words == ["--yes"])
     assert file.read_bytes() == before
     assert sorted(file.name for file in here.path.glob("b.db*")) == ["b.db"]
@@ -420,7 +420,7 @@ def test_tables_of_the_application_that_the_backup_lacks_are_named_and_go_only_b
             assert re.search(r"duly\.db has tables that the backup lacks, .* \(orders\): .*--force", said)
         answer = here.run("restore", "b.db", "--dry-run", "--force")
         assert answer.returncode == 0
-        assert "duly.db that b.db lacks will go: orders\n" in answer.stderr
+        assert "duly.db that b.db lacks will be dropped: orders\n" in answer.stderr
         assert shop.execute("select count(*) from orders").fetchone() == (0,)
         said = json.loads(here.run("restore", "b.db", "--yes", "--force", "--json").stdout)
         assert said["dropped"] == ["orders"]
@@ -434,7 +434,7 @@ def test_a_database_is_not_held_while_workers_claim_unless_by_force(here, url, d
     words = ("restore", "--hold", "--url", url)
     for more in (["--dry-run"], ["--yes"]):
         said = complaint(here.run(*words, *more), 2)
-        assert re.search(r"1 worker alive in .* \(w\): stop them first, or say --force\. .* after 180 s", said)
+        assert re.search(r"1 worker alive in .* \(w\): stop them first, or give --force\. .* after 180 s", said)
     assert database.states() == {job_id: State.RUNNING}
     assert here.run(*words, "--dry-run", "--force").returncode == 0
     answer = here.run(*words, "--yes", "--force")
@@ -474,12 +474,12 @@ def test_prune_says_what_it_would_remove_and_removes_just_that(here, url, databa
     words = ("prune", "--url", url)
     plan = here.run(*words, "--dry-run").stdout
     assert plan.startswith("would remove 2,500 finished jobs, ")
-    assert plan.endswith("1 worker that has gone\n")
-    assert "Nobody can be asked here" in complaint(here.run(*words), 2)
+    assert plan.endswith("1 worker record\n")
+    assert "stdin is not a terminal" in complaint(here.run(*words), 2)
     assert len(database.states()) == 2502
     assert here.run(*words, "--yes").stdout == plan.replace("would remove", "removed")
     assert sorted(database.states()) == sorted(kept)
-    assert here.run(*words).stdout == "nothing has had its time\n"
+    assert here.run(*words).stdout == "nothing has expired\n"
 
 
 def test_prune_takes_only_what_is_named_and_keeps_the_rest_as_long_as_said(here, url, database):
@@ -489,7 +489,7 @@ def test_prune_takes_only_what_is_named_and_keeps_the_rest_as_long_as_said(here,
     )
     assert said == {"removed": {"done": 2500, "workers": 0}}
     answer = here.run("prune", "--url", url, "--yes", DULY_PRUNE_KEEP="8d", DULY_PRUNE_ONLY="workers")
-    assert answer.stdout == "removed 1 worker that has gone\n"
+    assert answer.stdout == "removed 1 worker record\n"
 
 
 def test_who_says_no_keeps_everything(here):
@@ -543,8 +543,8 @@ MISTAKES = [
     (["backup", "b.db", "--url", "letter.txt"], 1, r"letter\.txt is not a database"),
     (["backup", "b.db", "--url", "none.db"], 2, r"there is no database .*none\.db yet"),
     (["backup", "/dev/null", "--force"], 2, r"/dev/null is no regular file: name another one"),
-    (["restore"], 2, r"Name the backup FILE, or say --hold"),
-    (["restore", "duly.db", "--url", "new.db"], 2, r"Nobody can be asked here: say --yes, or --dry-run"),
+    (["restore"], 2, r"Name the backup FILE, or give --hold"),
+    (["restore", "duly.db", "--url", "new.db"], 2, r"stdin is not a terminal: give --yes, or --dry-run"),
     (["restore", "none.db", "--yes"], 2, r"there is no file none\.db"),
     (["restore", "letter.txt", "--yes"], 1, r"letter\.txt is not a database"),
     (["restore", "theirs.db", "--yes"], 2, r"theirs\.db is not a database of duly"),

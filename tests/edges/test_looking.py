@@ -157,7 +157,7 @@ def test_a_list_without_jobs_says_so(stock, empty):
     assert stock.say("dead", "list", "--task", "none").stdout == "no dead job matches these filters\n"
     assert empty.say("jobs", "list").stdout == "there are no jobs\n"
     assert empty.say("dead", "list").stdout == "there are no dead jobs\n"
-    assert "no worker has been heard of" in empty.say("workers").stdout
+    assert "there are no workers yet" in empty.say("workers").stdout
     assert "there are no queues yet" in empty.say("queues", "list").stdout
     for words in (["jobs", "list"], ["dead", "list"], ["workers"], ["queues", "list"]):
         assert empty.say(*words, "--json").stdout == "[]\n"
@@ -530,7 +530,7 @@ def test_a_dead_job_is_replayed_with_a_payload_that_fits_its_task(fresh, tmp_pat
 
 @pytest.mark.parametrize(
     ("state", "said"),
-    [("succeeded", "it is succeeded; --force does it all the same"), ("ready", "it is ready and has not ended")],
+    [("succeeded", "it is succeeded; --force replays it all the same"), ("ready", "it is ready and has not ended")],
 )
 def test_what_is_not_replayed_is_told_with_the_reason(fresh, state, said):
     answer = fresh.say("dead", "replay", fresh.one(state))
@@ -613,7 +613,7 @@ def test_a_queue_is_paused_for_a_time_and_resumed(fresh):
     assert "queue 'default' is paused by eve" in told(fresh, "queues", "pause", "default", "--for", "1h")
     [pause] = [pause for pause in fresh.app.paused() if pause.name == "default"]
     assert pause.paused_until - pause.paused_at == 3_600_000
-    assert told(fresh, "queues", "resume", "default") == "queue 'default' goes on\n"
+    assert told(fresh, "queues", "resume", "default") == "queue 'default' is resumed\n"
     assert [pause.name for pause in fresh.app.paused()] == ["mail"]
     again = fresh.say("queues", "resume", "maill")
     assert (again.exit_code, again.stdout) == (1, "")
@@ -673,15 +673,15 @@ MISTAKES = [
     Mistake("jobs show xyz", 3, "'xyz' is not the id of a job: an id is 32 hexadecimal digits"),
     Mistake("jobs show ffffffff", 3, "no job has an id that begins with ffffffff"),
     Mistake(f"jobs show {NOBODY}", 3, f"no job has the id {NOBODY}"),
-    Mistake("jobs cancel", 2, "Say which jobs: name their ids, give filters, or --all"),
+    Mistake("jobs cancel", 2, "Choose the jobs: name their ids, give filters, or --all"),
     Mistake(f"jobs cancel {NOBODY} --queue mail", 2, "Name jobs or give filters, not both"),
-    Mistake("jobs cancel --all", 2, "Cancel 8 jobs? Nobody can be asked here: say --yes, or --dry-run"),
+    Mistake("jobs cancel --all", 2, "Cancel 8 jobs? stdin is not a terminal: give --yes, or --dry-run"),
     Mistake("jobs cancel --state dead", 2, "'dead' is not one of"),
     Mistake("jobs cancel --all --limit 0 --yes", 2, "0 is not in the range"),
     Mistake(f"jobs cancel {NOBODY}", 3, f"no job has the id {NOBODY}"),
-    Mistake("jobs retry", 2, "Say which jobs"),
+    Mistake("jobs retry", 2, "Choose the jobs"),
     Mistake("jobs retry --state succeeded --yes", 2, "'succeeded' is not one of"),
-    Mistake("jobs retry --all", 2, "Retry 5 jobs? Nobody can be asked here"),
+    Mistake("jobs retry --all", 2, "Retry 5 jobs? stdin is not a terminal"),
     Mistake("dead list --until tomorrow", 2, "--until is 'tomorrow'"),
     Mistake(f"dead show {NOBODY}", 3, f"no job has the id {NOBODY}"),
     Mistake("dead replay", 2, "Missing argument 'ID…'"),
@@ -689,18 +689,18 @@ MISTAKES = [
     Mistake(f"dead replay {NOBODY} --payload [1]", 2, "--payload is no JSON object"),
     Mistake(f"dead replay {NOBODY} --payload {{", 2, "--payload is not JSON"),
     Mistake(f"dead replay {NOBODY} {NOBODY} --key k", 2, "are for one job"),
-    Mistake("dead replay-all", 2, "Replay 3 jobs? Nobody can be asked here"),
+    Mistake("dead replay-all", 2, "Replay 3 jobs? stdin is not a terminal"),
     Mistake("dead resolve --all --yes", 2, "Missing option '--why'"),
-    Mistake("dead resolve --all --yes --why=", 2, "--why is empty: say for the record why it is settled"),
-    Mistake("dead resolve --partial --why x", 2, "Say which jobs"),
-    Mistake("dead purge", 2, "Say which jobs"),
-    Mistake("dead purge --all", 2, "Purge 3 jobs? Nobody can be asked here"),
+    Mistake("dead resolve --all --yes --why=", 2, "--why is empty: write for the record why it is settled"),
+    Mistake("dead resolve --partial --why x", 2, "Choose the jobs"),
+    Mistake("dead purge", 2, "Choose the jobs"),
+    Mistake("dead purge --all", 2, "Purge 3 jobs? stdin is not a terminal"),
     Mistake("queues pause", 2, "Missing argument 'NAME'"),
     Mistake("queues pause mail --for 1x", 2, "--for is '1x', where 'x' is no unit"),
     Mistake("queues pause mail --for 0", 2, "--for is 0: give a time"),
     Mistake("queues resume default", 1, "queue 'default' was not paused"),
     Mistake("queues limit", 2, "Missing argument 'NAME'"),
-    Mistake("queues limit mail", 2, "say what to limit: --depth, --ageing, --retry-share"),
+    Mistake("queues limit mail", 2, "give a limit: --depth, --ageing, --retry-share"),
     Mistake("queues limit mail --depth few", 2, "--depth is 'few': give a number, or off"),
     Mistake("queues limit mail --depth 0", 2, "depth= is 0: give how many jobs may wait"),
     Mistake("queues limit mail --ageing 1x", 2, "ageing= is '1x', where 'x' is no unit"),

@@ -146,7 +146,7 @@ def test_one_is_shown_with_its_terms_its_arguments_and_what_came_of_it(plan):
         assert re.search(f"^{line}$", text, re.MULTILINE), line
     often = told(plan, "schedules", "show", "often")
     assert re.search(r"^2024-03-28 12:10:00 +skipped +\d+ +2024-03-30 1\d:\d0:00 ", often, re.MULTILINE)
-    assert "nothing has come of it yet" in told(plan, "schedules", "show", "held")
+    assert "it has not fired yet" in told(plan, "schedules", "show", "held")
 
 
 def test_one_is_shown_in_json(plan):
@@ -181,9 +181,7 @@ def test_next_after_a_date_without_a_zone_takes_it_in_the_schedules_and_says_so(
         "schedules", "next", "daily", "--after", "2024-07-01T09:00", "-n", "1", "--url", plan.url, cwd=Path("/")
     )
     assert answer.stdout.splitlines()[1] == "2024-07-02 09:00:00+02:00  2024-07-02 07:00:00"
-    assert answer.stderr == (
-        "duly: --after names no zone: taken as 2024-07-01 09:00:00+02:00 (2024-07-01 07:00:00 UTC)\n"
-    )
+    assert answer.stderr == ("duly: --after has no zone: read as 2024-07-01 09:00:00+02:00 (2024-07-01 07:00:00 UTC)\n")
 
 
 def test_next_of_a_rate_keeps_its_beat_wherever_one_looks(plan):
@@ -196,7 +194,7 @@ def test_next_of_a_rate_keeps_its_beat_wherever_one_looks(plan):
 def test_next_says_why_there_is_no_more(plan):
     for name, said in {
         "once": "'once' has no further due time",
-        "after": "'after' is due 10 minutes after the end of the last run: what follows is known then",
+        "after": "'after' is due 10 minutes after the end of the last run: later due times are not known yet",
     }.items():
         answer = plan.say("schedules", "next", name)
         assert (answer.exit_code, answer.stdout, answer.stderr) == (0, "", f"duly: {said}\n")
@@ -259,7 +257,7 @@ def test_one_is_paused_with_who_and_why_and_resumed(fresh):
     assert re.fullmatch(r"schedule 'daily' is paused by bob \S+ ago: holidays\n", said)
     assert (fresh.schedule("daily").paused_by, fresh.schedule("daily").paused_why) == ("bob", "holidays")
     said = told(fresh, "schedules", "resume", "daily")
-    assert re.fullmatch(r"schedule 'daily' goes on, due next at \S+ 09:00:00\+0\d:00 \(\S+ 0\d:00:00 UTC\)\n", said)
+    assert re.fullmatch(r"schedule 'daily' is resumed, due next at \S+ 09:00:00\+0\d:00 \(\S+ 0\d:00:00 UTC\)\n", said)
     assert fresh.schedule("daily").paused_at is None
     assert fresh.schedule("daily").next_at > time.time() * 1000 - 60_000
     assert fresh.fires("daily")[0].reason == "paused"
@@ -279,7 +277,7 @@ def test_pause_and_resume_answer_in_json(fresh):
 def test_what_does_not_say_when_it_is_due_next_is_resumed_all_the_same(fresh):
     for name, state in {"once": "ended", "after": "running"}.items():
         fresh.say("schedules", "pause", name)
-        assert fresh.say("schedules", "resume", name).stdout == f"schedule '{name}' goes on; it is {state}\n"
+        assert fresh.say("schedules", "resume", name).stdout == f"schedule '{name}' is resumed; it is {state}\n"
 
 
 def test_one_that_no_code_has_is_resumed_with_a_warning(fresh):
@@ -288,7 +286,7 @@ def test_one_that_no_code_has_is_resumed_with_a_warning(fresh):
     answer = fresh.say("schedules", "resume", "orphan")
     assert answer.exit_code == 0
     assert answer.stderr == (
-        "duly: no worker has it in its code: the next one that starts without it pauses it again\n"
+        "duly: no worker has it in its code: the next worker that starts without it pauses it again\n"
     )
 
 
@@ -340,8 +338,8 @@ def test_a_backfill_takes_dates_without_a_zone_in_the_schedules_and_says_so(fres
     answer = fresh.say(*words)
     assert json.loads(answer.stdout)["count"] == 2
     assert answer.stderr.splitlines() == [
-        "duly: --since names no zone: taken as 2024-02-01 09:00:00+01:00 (2024-02-01 08:00:00 UTC)",
-        "duly: --until names no zone: taken as 2024-02-03 00:00:00+01:00 (2024-02-02 23:00:00 UTC)",
+        "duly: --since has no zone: read as 2024-02-01 09:00:00+01:00 (2024-02-01 08:00:00 UTC)",
+        "duly: --until has no zone: read as 2024-02-03 00:00:00+01:00 (2024-02-02 23:00:00 UTC)",
     ]
 
 
@@ -383,7 +381,7 @@ def test_one_that_is_in_code_is_deleted_with_a_warning(fresh):
     fresh.run(define([strange("orphan", "UTC", in_code=True)]))
     answer = fresh.say("schedules", "delete", "orphan", "--yes")
     assert (answer.exit_code, answer.stdout) == (0, "schedule 'orphan' is deleted\n")
-    assert answer.stderr == "duly: it is defined in code: it comes back when a worker starts that has it there\n"
+    assert answer.stderr == "duly: it is defined in code: a worker that starts with this code creates it again\n"
 
 
 # Mistakes
@@ -427,10 +425,10 @@ MISTAKES = [
     Mistake("backfill daily --since 2024-03-01 --until 2999-01-01", 2, "its window reaches into the future"),
     Mistake(f"backfill daily {DATES}Z", 2, "--until is '2024-03-02Z', which is no date"),
     Mistake(
-        "backfill daily --since 2024-03-01T00Z --until 2024-03-02T00Z", 2, "Fire 1 due time of 'daily'? Nobody can"
+        "backfill daily --since 2024-03-01T00Z --until 2024-03-02T00Z", 2, "Fire 1 due time of 'daily'? stdin is not"
     ),
     Mistake("delete", 2, "Missing argument 'NAME'"),
-    Mistake("delete daily", 2, "Delete schedule 'daily' (at 09:00 every day, Europe/Vienna)? Nobody can be asked here"),
+    Mistake("delete daily", 2, "Delete schedule 'daily' (at 09:00 every day, Europe/Vienna)? stdin is not a terminal"),
     Mistake("delete dalyi --yes", 3, "did you mean 'daily'?"),
 ]
 

@@ -4207,8 +4207,8 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/cli/restore.py",
-        "    going = backups.check_restore(file, place, force=force)\n",
-        "    going = () if dry_run else backups.check_restore(file, place, force=force)\n",
+        "    dropped = backups.check_restore(file, place, force=force)\n",
+        "    dropped = () if dry_run else backups.check_restore(file, place, force=force)\n",
         "tests/edges/test_caring.py -k lacks",
     ),
     Mutant(
@@ -5005,7 +5005,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/cli/batches.py",
-        "            _warn_of_nobody(app, batch.progress())\n",
+        "        _warn_without_workers(app, batch.progress())\n",
         "",
         "tests/edges/test_batches_command.py -k no_worker_is_alive",
     ),

@@ -1,17 +1,19 @@
-"""Which jobs a command changes: those that are named, or all that match, walked in pages."""
+"""Commands that change many jobs: those that the user names, or all that match, read page by page."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import click
 
 from duly.cli import output
-from duly.cli.database import whole_id
+from duly.cli.database import Choice, database_options, whole_id
+from duly.cli.options import audit_options, bulk_options, json_option
 from duly.duly import Duly
 from duly.errors import JobNotFound, StoreError
 from duly.model import MANY, JobRecord
@@ -19,9 +21,13 @@ from duly.model import MANY, JobRecord
 PAGE = 500
 SAMPLE = 10
 NOT_FOUND = "not found"
+# Options that let more jobs match, and choose none without a filter.
+WIDENING = ("partial", "settled")
 
-# Asked with the last id of the page before, and how many at most.
+# Called with the last id of the page before, and the size of the page.
 Listing: TypeAlias = Callable[[str | None, int], list[JobRecord]]
+# Called with the app and the filters, gives the listings of what matches.
+Matching: TypeAlias = Callable[[Duly, Mapping[str, Any]], Sequence[Listing]]
 
 
 class Done(NamedTuple):
@@ -37,32 +43,73 @@ Act: TypeAlias = Callable[[Sequence[JobRecord]], list[Done]]
 
 
 class Selection(NamedTuple):
-    """What is to be done, to which jobs, and how it is said."""
+    """A verb, and the jobs that it is done to."""
 
     verb: str
     ids: Sequence[str]
     matching: Sequence[Listing]
     limit: int | None
     ask_named: bool = False
-    # What would become of a job that is named, where that can be told without doing it.
+    # The outcome for a named job, where its state tells it without the change.
     foreseen: Callable[[JobRecord], Done | None] = lambda job: None
 
 
-def need_some(ids: Sequence[str], filters: Iterable[Any], everything: bool, what: str = "filters") -> None:
-    """Refuse to guess which jobs are meant."""
-    filtered = everything or any(value not in (None, False) for value in filters)
+def bulk_command(
+    verb: str,
+    matching: Matching,
+    *,
+    everything: str,
+    ask_named: bool = False,
+    foreseen: Callable[[JobRecord], Done | None] = lambda job: None,
+    audit: Callable[[Callable[..., None]], Callable[..., None]] = audit_options,
+    check: Callable[[Mapping[str, Any]], None] = lambda given: None,
+) -> Callable[[Callable[..., list[Done]]], Callable[..., None]]:
+    """Make a command of a function that changes some jobs: `act(app, jobs, by=…, why=…)`.
+
+    `everything` is the help of --all; `check` may refuse the options before the database is opened.
+    """
+
+    def make(act: Callable[..., list[Done]]) -> Callable[..., None]:
+        @functools.wraps(act)
+        def run(choice: Choice, ids: Sequence[str], everything: bool, limit: int | None, **given: Any) -> None:
+            changing = _take(given, "by", "why")
+            how = _take(given, "dry_run", "yes", "as_json")
+            check(changing | how)
+            need_some(ids, given, everything)
+            with choice.opened() as app:
+                chosen = Selection(verb, ids, matching(app, given), limit, ask_named, foreseen)
+                sys.exit(change(app, chosen, functools.partial(act, app, **changing), **how))
+
+        command = bulk_options(audit(database_options(json_option(run))))
+        command = click.option("--limit", type=click.IntRange(1), help="How many at most. Default: all that match.")(
+            command
+        )
+        command = click.option("--all", "everything", is_flag=True, help=everything)(command)
+        return click.argument("ids", metavar="[ID]…", nargs=-1)(command)
+
+    return make
+
+
+def _take(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: given.pop(name) for name in names}
+
+
+def need_some(ids: Sequence[str], filters: Mapping[str, Any], everything: bool) -> None:
+    """Refuse a command that names no jobs and gives no filters, or both."""
+    chosen = (value for name, value in filters.items() if name not in WIDENING)
+    filtered = everything or any(value is not None for value in chosen)
     if ids and filtered:
-        raise click.UsageError(f"Name jobs or give {what}, not both.")
+        raise click.UsageError("Name jobs or give filters, not both.")
     if not ids and not filtered:
-        raise click.UsageError(f"Say which jobs: name their ids, give {what}, or --all for all of them.")
+        raise click.UsageError("Choose the jobs: name their ids, give filters, or --all for all of them.")
 
 
 def change(app: Duly, chosen: Selection, act: Act, *, dry_run: bool, yes: bool, as_json: bool) -> int:
-    """Do it to the jobs that are meant, tell what became of them, and give the exit code."""
+    """Change the chosen jobs, print what became of them, and return the exit code."""
     if chosen.ids:
         return _change_named(app, chosen, act, dry_run=dry_run, yes=yes, as_json=as_json)
     if dry_run:
-        return _say_what_matches(chosen, as_json=as_json)
+        return _print_matching(chosen, as_json=as_json)
     return _change_matching(chosen, act, yes=yes, as_json=as_json)
 
 
@@ -74,32 +121,32 @@ def _change_named(app: Duly, chosen: Selection, act: Act, *, dry_run: bool, yes:
         raise click.Abort
     else:
         done = act(jobs) if jobs else []
-    _tell_each(done + missing, as_json=as_json)
+    _print_each(done + missing, as_json=as_json)
     if missing:
         return 3
     return 1 if any(one.refused for one in done) else 0
 
 
 def named(app: Duly, given: Iterable[str]) -> tuple[list[JobRecord], list[Done]]:
-    """Read the jobs that were named, each once, and say which are not there."""
+    """Read the named jobs, each once, and report those that do not exist."""
     found: dict[str, JobRecord] = {}
     missing: dict[str, Done] = {}
     for text in given:
         try:
             job = app.get(whole_id(app, text))
         except JobNotFound as error:
-            click.echo(f"duly: {error}", err=True)
+            output.remark(str(error))
             missing[text] = Done(text, NOT_FOUND)
             continue
         if job is None:
-            click.echo(f"duly: no job has the id {text}", err=True)
+            output.remark(f"no job has the id {text}")
             missing[text] = Done(text, NOT_FOUND)
         else:
             found[job.id] = job
     return list(found.values()), list(missing.values())
 
 
-def _tell_each(done: Sequence[Done], *, as_json: bool) -> None:
+def _print_each(done: Sequence[Done], *, as_json: bool) -> None:
     counts = Counter(one.outcome for one in done)
     if as_json:
         jobs = [{"id": one.id, "outcome": one.outcome, "new_id": one.new_id} for one in done]
@@ -112,8 +159,8 @@ def _tell_each(done: Sequence[Done], *, as_json: bool) -> None:
         click.echo(summary(counts))
 
 
-def _say_what_matches(chosen: Selection, *, as_json: bool) -> int:
-    """Count what matches, as far as people count, and show the first few."""
+def _print_matching(chosen: Selection, *, as_json: bool) -> int:
+    """Count what matches, up to the greatest count, and print the first few."""
     counts: Counter[str] = Counter()
     first: list[JobRecord] = []
     for page in walk(chosen.matching, _countable(chosen.limit)):
@@ -135,12 +182,12 @@ def _say_what_matches(chosen: Selection, *, as_json: bool) -> int:
 
 def _change_matching(chosen: Selection, act: Act, *, yes: bool, as_json: bool) -> int:
     total = None
-    if not yes or sys.stderr.isatty():  # somebody wants to know how many
+    if not yes or sys.stderr.isatty():  # the question and the progress bar need the number
         total = sum(len(page) for page in walk(chosen.matching, _countable(chosen.limit)))
         if total and not output.confirmed(_question(chosen, total), yes=yes):
             raise click.Abort
     counts: Counter[str] = Counter()
-    with _told_when_stopped(counts), output.progress(chosen.verb, _length(total)) as advance:
+    with _reported_when_stopped(counts), output.progress(chosen.verb, _length(total)) as advance:
         for page in walk(chosen.matching, chosen.limit):
             counts.update(one.outcome for one in act(page))
             advance(len(page))
@@ -149,13 +196,13 @@ def _change_matching(chosen: Selection, act: Act, *, yes: bool, as_json: bool) -
     else:
         click.echo(summary(counts) if counts else f"nothing to {chosen.verb}: no job matches")
     if chosen.limit is not None and counts.total() >= chosen.limit:
-        click.echo(f"duly: stopped at --limit {chosen.limit}; there may be more", err=True)
+        output.remark(f"stopped at --limit {chosen.limit}; there may be more")
     return 0
 
 
 @contextmanager
-def _told_when_stopped(counts: Counter[str]) -> Iterator[None]:
-    """Say what was done before it was stopped half-way."""
+def _reported_when_stopped(counts: Counter[str]) -> Iterator[None]:
+    """Print what was done before an interruption or an error."""
     try:
         yield
     except (KeyboardInterrupt, StoreError):
@@ -165,7 +212,7 @@ def _told_when_stopped(counts: Counter[str]) -> Iterator[None]:
 
 
 def walk(listings: Iterable[Listing], limit: int | None = None) -> Iterator[list[JobRecord]]:
-    """Give all jobs of some listings in pages; what an act leaves as it was does not come again."""
+    """Give all jobs of some listings in pages; a job that an act leaves unchanged does not come again."""
     left = limit
     for listing in listings:
         last = None
@@ -181,7 +228,7 @@ def walk(listings: Iterable[Listing], limit: int | None = None) -> Iterator[list
 
 
 def unsettled(listing: Listing) -> Listing:
-    """Make a listing that leaves out what was replayed or resolved, so that it does not use up a limit."""
+    """Make a listing without replayed and resolved jobs, so that they do not use up a limit."""
 
     def page(last: str | None, limit: int) -> list[JobRecord]:
         found: list[JobRecord] = []
@@ -197,12 +244,12 @@ def unsettled(listing: Listing) -> Listing:
 
 
 def summary(counts: Counter[str]) -> str:
-    """Write how many became what: "12 cancelled, 1 had ended"."""
+    """Write how many jobs had each outcome: "12 cancelled, 1 had ended"."""
     return ", ".join(f"{number:,} {outcome}" for outcome, number in counts.most_common())
 
 
 def _length(total: int | None) -> int | None:
-    """Give a count that a bar can end at; one that was given up on is none."""
+    """Give the length of a progress bar; None where the count was stopped."""
     return total if total is None or total <= MANY else None
 
 

@@ -1,31 +1,75 @@
-"""Which database a command works on, and which jobs of it are meant."""
+"""The database that a command works on: its options, how it is opened, and ids and times in it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import click
 
-from duly.app.app import user
 from duly.app.locate import find_app
+from duly.cli.options import json_option
 from duly.duly import Duly
 from duly.errors import ConfigError, JobNotFound, SchemaMismatch
-from duly.model import State
 from duly.rules.durations import to_ms
 from duly.store import ops
-
-C = TypeVar("C", bound=Callable[..., Any])
 
 SHORTEST_ID, WHOLE_ID = 4, 32
 
 
-def database_options(command: C) -> C:
-    """Add the options that name a database."""
+class Choice(NamedTuple):
+    """The database that the options of a command choose."""
+
+    url: str | None
+    schema: str | None
+    target: str | None
+
+    @contextmanager
+    def opened(self, *, checked: bool = True) -> Iterator[Duly]:
+        """Open the database. A file that does not exist, or has no tables of duly, is refused and not changed."""
+        app = self.app()
+        _check_file(app)
+        if checked:
+            check_tables(app)
+        try:
+            yield app
+        finally:
+            app.close()
+
+    def app(self) -> Duly:
+        """Make the app of this database; nothing is opened yet."""
+        if self.target is None:
+            return Duly(self.url, schema=self.schema)
+        app = find_app(self.target, Duly, url=self.url)
+        if self.schema is not None:
+            app._given["schema"] = self.schema
+            app.__dict__.pop("settings", None)  # the import may have read them
+        return app
+
+
+def with_app(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --url, --app, --schema and --json to a command, and hand in the opened app as its first argument."""
+
+    @functools.wraps(command)
+    def run(choice: Choice, **given: Any) -> None:
+        with choice.opened() as app:
+            command(app, **given)
+
+    return database_options(json_option(run))
+
+
+def database_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --url, --app and --schema to a command, and hand them in as one `choice`."""
+
+    @functools.wraps(command)
+    def run(url: str | None, schema: str | None, target: str | None, **given: Any) -> None:
+        command(choice=Choice(url, schema, target), **given)
+
     for option in (
         click.option("--schema", help="PostgreSQL schema. Default: $DULY_SCHEMA, then duly.toml, then duly."),
         click.option(
@@ -38,52 +82,8 @@ def database_options(command: C) -> C:
         ),
         click.option("--url", help="The database. Default: $DULY_URL, then duly.toml, then duly.db in this folder."),
     ):
-        command = option(command)
-    return command
-
-
-def filter_options(command: C) -> C:
-    """Add the options that say which jobs are meant, without their state."""
-    for option in (
-        click.option("--error", metavar="TEXT", help="Only jobs whose error or reason has this text in it."),
-        click.option(
-            "--since", metavar="WHEN", help="Only jobs since then: 2h (ago), 2026-01-31, 2026-01-31T12:00+01:00."
-        ),
-        click.option("--task", help="Only jobs of this task."),
-        click.option("--queue", help="Only jobs of this queue."),
-    ):
-        command = option(command)
-    return command
-
-
-def json_option(command: C) -> C:
-    """Add the option to answer for programs."""
-    return click.option("--json", "as_json", is_flag=True, help="Answer in JSON; times are milliseconds UTC.")(command)
-
-
-def audit_options(command: C) -> C:
-    """Add the options that say who changes something and why; both are recorded."""
-    command = click.option("--why", help="Why, for the record.")(command)
-    return click.option("--by", default=user, show_default="whoever is logged in", help="Who, for the record.")(command)
-
-
-def bulk_options(command: C) -> C:
-    """Add the options of commands that change many things at once."""
-    command = click.option("--yes", is_flag=True, help="Do it without asking.")(command)
-    return click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")(command)
-
-
-@contextmanager
-def opened(url: str | None, schema: str | None, target: str | None, *, checked: bool = True) -> Iterator[Duly]:
-    """Open a database that is there already: looking at a file that is not must not make it, nor tables in one."""
-    app = Duly(url, schema=schema) if target is None else _app_of(target, url, schema)
-    _check_file(app)
-    if checked:
-        check_tables(app)
-    try:
-        yield app
-    finally:
-        app.close()
+        run = option(run)
+    return run
 
 
 def _check_file(app: Duly) -> None:
@@ -110,14 +110,6 @@ def check_tables(app: Duly) -> None:
             f"{path} has no tables of duly, and a look does not make them: name another database with --url, "
             "or run `duly migrate`"
         )
-
-
-def _app_of(target: str, url: str | None, schema: str | None) -> Duly:
-    app = find_app(target, Duly, url=url)
-    if schema is not None:
-        app._given["schema"] = schema
-        app.__dict__.pop("settings", None)  # whatever importing it has read
-    return app
 
 
 def whole_id(app: Duly, given: str) -> str:
@@ -169,10 +161,3 @@ def _ago_ms(text: str, what: str) -> int:
             f"{what} is {text!r}: give how long ago, as in 2h or 30m, or a date, as in 2026-01-31 or "
             "2026-01-31T12:00+01:00"
         ) from None
-
-
-def state_option(command: C) -> C:
-    """Add the option that names a state."""
-    return click.option("--state", type=click.Choice([str(state) for state in State]), help="Only jobs in this state.")(
-        command
-    )

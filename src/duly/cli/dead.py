@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
-from duly.app.app import user
 from duly.cli import Named, output
-from duly.cli.batches import whole_batch_id
-from duly.cli.bulk import Done, Listing, Selection, change, need_some
-from duly.cli.database import (
-    audit_options,
-    bulk_options,
-    database_options,
-    filter_options,
-    json_option,
-    opened,
-    since_ms,
-    whole_id,
-)
-from duly.cli.jobs import read_story, replay, tell_jobs
+from duly.cli.batch_lookup import whole_batch_id
+from duly.cli.bulk import Done, Listing, Selection, bulk_command, change
+from duly.cli.database import since_ms, whole_id, with_app
+from duly.cli.jobs import print_jobs, read_story, replay
+from duly.cli.options import C, audit_options, bulk_options, by_option, filter_options, page_options
 from duly.duly import Duly
 from duly.errors import JobNotFound, KeyConflict, NotReplayable
 from duly.model import JobRecord, State
 from duly.store import ops
 
-C = TypeVar("C", bound=Callable[..., Any])
-
 DEAD = (State.DEAD, State.PARTIAL)
-FILTERS = ("queue", "task", "since", "until", "error", "batch")
 
 
 @click.group(
@@ -47,18 +35,18 @@ Examples:
 """,
 )
 def command() -> None:
-    """Look at dead letters, run them again, settle them."""
+    """List dead letters, run them again, settle them."""
 
 
 def dead_filters(command: C) -> C:
-    """Add the options that say which dead jobs are meant."""
+    """Add the options that choose dead jobs."""
     until = click.option("--until", metavar="WHEN", help="Only jobs that died before then, written like --since.")
     batch = click.option("--batch", metavar="ID", help="Only jobs of this batch.")
     return filter_options(until(batch(command)))
 
 
 def partial_option(command: C) -> C:
-    """Add the option for jobs that some channels were not delivered of."""
+    """Add the option for jobs that were delivered to some channels only."""
     return click.option("--partial", is_flag=True, help="Partial jobs too, which were delivered only in part.")(command)
 
 
@@ -75,46 +63,34 @@ Examples:
 )
 @dead_filters
 @partial_option
-@click.option("--all", "everything", is_flag=True, help="Those too that were replayed or resolved.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="How many at most.")
-@click.option("--after", metavar="ID", help="Only jobs younger than this one: the next page.")
-@database_options
-@json_option
-def list_(
-    limit: int,
-    after: str | None,
-    everything: bool,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-    **given: Any,
-) -> None:
+@click.option("--all", "everything", is_flag=True, help="Replayed and resolved ones too.")
+@page_options("--after", "Only jobs younger than this one")
+@with_app
+def list_(app: Duly, limit: int, after: str | None, everything: bool, as_json: bool, **given: Any) -> None:
     """List dead jobs, oldest first, as replay-all takes them.
 
-    Those that were replayed or resolved are settled, and not listed without --all. JSON is an array of jobs with all
-    their fields.
+    Replayed and resolved jobs are settled, and not listed without --all. JSON is an array of jobs with all their
+    fields.
     """
-    with opened(url, schema, target) as app:
-        listing = _listing(app, given, everything=everything)
-        found = listing(None if after is None else whole_id(app, after), limit + 1)
-        now = app.driver.run(ops.clock())
-    if as_json:
-        output.answer_json(found[:limit])
-        return
-    tell_jobs(found[:limit], now)
-    if not found:
-        filtered = after is not None or any(value not in (None, False) for value in given.values())
-        click.echo("no dead job matches these filters" if filtered else "there are no dead jobs")
-    elif len(found) > limit:
-        click.echo(f"there are more: --after {found[limit - 1].id}", err=True)
+    listing = _listing(app, given, everything=everything)
+    found = listing(None if after is None else whole_id(app, after), limit + 1)
+    now = app.driver.run(ops.clock())
+    filtered = after is not None or any(value not in (None, False) for value in given.values())
+    output.page(
+        found,
+        limit,
+        flag="--after",
+        show=lambda shown: print_jobs(shown, now),
+        empty="no dead job matches these filters" if filtered else "there are no dead jobs",
+        as_json=as_json,
+    )
 
 
 def _listing(app: Duly, given: Mapping[str, Any], *, everything: bool = False, closed: bool = False) -> Listing:
-    """Make the listing of what matches; a closed one does not get longer while it is walked."""
+    """Make the listing of what matches; a closed one ends at the present time, so that it does not grow."""
     since, until = since_ms(app, given["since"]), since_ms(app, given["until"], "--until")
     if closed and until is None:
-        until = app.driver.run(ops.clock())  # a job that is replayed and dies again would come round and round
+        until = app.driver.run(ops.clock())  # else a replayed job that dies again would come again
     filters = {name: given[name] for name in ("queue", "task", "error")} | {"partial": given.get("partial", False)}
     batch = given["batch"]
     filters["batch_id"] = None if batch is None else whole_batch_id(app, batch)
@@ -135,18 +111,16 @@ Examples:
 """
 )
 @click.argument("job_id", metavar="ID")
-@database_options
-@json_option
-def show(job_id: str, url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
+@with_app
+def show(app: Duly, job_id: str, as_json: bool) -> None:
     """Show a dead job, its attempts and the last traceback.
 
     Exit code 3: no dead job has this id.
     """
-    with opened(url, schema, target) as app:
-        story = read_story(app, job_id)
+    story = read_story(app, job_id)
     if story.job.state not in DEAD:
         raise JobNotFound(f"job {story.job.id} is {story.job.state}, not dead: duly jobs show {story.job.id}")
-    story.tell(as_json=as_json)
+    story.print(as_json=as_json)
 
 
 @command.command(
@@ -160,36 +134,27 @@ Examples:
 )
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option("--key", help="Give the new job this key instead of its own.")
-@click.option("--payload", metavar="JSON", help="Other arguments; with --app they are checked against the task.")
-@click.option("--force", is_flag=True, help="Also what has succeeded or is resolved. It is recorded.")
+@click.option(
+    "--payload",
+    metavar="JSON",
+    callback=lambda context, option, text: _read_payload(text),
+    help="Other arguments; with --app they are checked against the task.",
+)
+@click.option("--force", is_flag=True, help="Succeeded and resolved jobs too. It is recorded.")
 @audit_options
-@database_options
-@json_option
-def replay_(
-    ids: tuple[str, ...],
-    key: str | None,
-    payload: str | None,
-    force: bool,
-    by: str,
-    why: str | None,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-) -> None:
-    """Run dead, partial or cancelled jobs again, each as a new job; asked twice, the same new job is named.
+@with_app
+def replay_(app: Duly, ids: Sequence[str], as_json: bool, **options: Any) -> None:
+    """Run dead, partial or cancelled jobs again, each as a new job. Replayed twice, a job still has one new job.
 
-    Exit code 1: one of them is not replayed, as is told. 3: one of the ids is that of no job.
+    Exit code 1: a job is not replayed; the reason is printed. 3: an id is that of no job.
     """
-    if len(ids) > 1 and (key is not None or payload is not None):
+    if len(ids) > 1 and (options["key"] is not None or options["payload"] is not None):
         raise click.UsageError("--key and --payload are for one job: name one.")
-    edited = _read_payload(payload)
-    with opened(url, schema, target) as app:
 
-        def act(jobs: Sequence[JobRecord]) -> list[Done]:
-            return [_replay_one(app, job, by=by, why=why, key=key, payload=edited, force=force) for job in jobs]
+    def act(jobs: Sequence[JobRecord]) -> list[Done]:
+        return [_replay_one(app, job, **options) for job in jobs]
 
-        sys.exit(change(app, Selection("replay", ids, (), None), act, dry_run=False, yes=True, as_json=as_json))
+    sys.exit(change(app, Selection("replay", ids, (), None), act, dry_run=False, yes=True, as_json=as_json))
 
 
 def _read_payload(text: str | None) -> dict[str, Any] | None:
@@ -213,13 +178,13 @@ def _replay_one(app: Duly, job: JobRecord, **options: Any) -> Done:
 
 
 def _hint(job: JobRecord, error: Exception) -> str:
-    """Say why a job is not replayed, in the words of the command line."""
+    """Write why a job is not replayed, and the option to use."""
     match error:
         case KeyConflict():
             return f"its key is taken by job {error.existing_id}; give another with --key"
         case NotReplayable():
             what = "resolved" if job.resolved_at is not None else str(job.state)
-            return f"it is {what}; --force does it all the same, and is recorded"
+            return f"it is {what}; --force replays it all the same, and is recorded"
     return f"it is {job.state} and has not ended"
 
 
@@ -237,31 +202,36 @@ Examples:
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many at most.")
 @bulk_options
 @audit_options
-@database_options
-@json_option
+@with_app
 def replay_all(
-    limit: int,
-    dry_run: bool,
-    yes: bool,
-    by: str,
-    why: str | None,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-    **given: Any,
+    app: Duly, limit: int, dry_run: bool, yes: bool, by: str, why: str | None, as_json: bool, **given: Any
 ) -> None:
     """Run all dead jobs that match again, oldest first.
 
-    What dies while this runs is left alone. What cannot be replayed is counted, with the reason.
+    Jobs that die meanwhile are left alone. Jobs that cannot be replayed are counted, with the reason.
     """
-    with opened(url, schema, target) as app:
 
-        def act(jobs: Sequence[JobRecord]) -> list[Done]:
-            return list(replay(app, jobs, by, why).values())
+    def act(jobs: Sequence[JobRecord]) -> list[Done]:
+        return list(replay(app, jobs, by, why).values())
 
-        chosen = Selection("replay", (), [_listing(app, given, closed=True)], limit)
-        sys.exit(change(app, chosen, act, dry_run=dry_run, yes=yes, as_json=as_json))
+    chosen = Selection("replay", (), _matching(app, given), limit)
+    sys.exit(change(app, chosen, act, dry_run=dry_run, yes=yes, as_json=as_json))
+
+
+def _matching(app: Duly, given: Mapping[str, Any]) -> list[Listing]:
+    return [_listing(app, given, everything=given.get("settled", False), closed=True)]
+
+
+def _reason_options(command: C) -> C:
+    why = click.option("--why", help="Why it is settled, for the record. Required, unless --dry-run.")
+    return why(by_option(command))
+
+
+def _need_reason(given: Mapping[str, Any]) -> None:
+    why: str | None = given["why"]
+    if not (given["dry_run"] or (why or "").strip()):
+        missing = "Missing option '--why'" if why is None else "--why is empty"
+        raise click.UsageError(f"{missing}: write for the record why it is settled.")
 
 
 @command.command(
@@ -271,47 +241,17 @@ Examples:
   duly dead resolve --task send_receipt --until 2026-01-31 --why "customers were told" --dry-run
 """
 )
-@click.argument("ids", metavar="[ID]…", nargs=-1)
 @dead_filters
 @partial_option
-@click.option("--all", "everything", is_flag=True, help="All dead jobs.")
-@click.option("--limit", type=click.IntRange(1), help="How many at most. Default: all that match.")
-@bulk_options
-@click.option("--why", help="Why it is settled, for the record. Required, unless --dry-run.")
-@click.option("--by", default=user, show_default="whoever is logged in", help="Who, for the record.")
-@database_options
-@json_option
-def resolve(
-    ids: tuple[str, ...],
-    everything: bool,
-    limit: int | None,
-    dry_run: bool,
-    yes: bool,
-    by: str,
-    why: str | None,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-    **given: Any,
-) -> None:
+@bulk_command("resolve", _matching, everything="All dead jobs.", audit=_reason_options, check=_need_reason)
+def resolve(app: Duly, jobs: Sequence[JobRecord], by: str, why: str) -> list[Done]:
     """Mark dead jobs as settled for good: those you name, or all that match.
 
-    They are not listed and not replayed any more, and stay for the record. Exit code 1: one of those you named is not
-    dead, or settled already. 3: one of the ids is that of no job.
+    They are not listed and not replayed any more, and stay for the record. Exit code 1: a job you named is not dead, or
+    was settled before. 3: an id is that of no job.
     """
-    if not (dry_run or (why or "").strip()):
-        missing = "Missing option '--why'" if why is None else "--why is empty"
-        raise click.UsageError(f"{missing}: say for the record why it is settled.")
-    need_some(ids, (given[name] for name in FILTERS), everything)
-    with opened(url, schema, target) as app:
-
-        def act(jobs: Sequence[JobRecord]) -> list[Done]:
-            resolved = app.driver.run(ops.resolve([job.id for job in jobs], by=by, why=why or ""))
-            return [Done(job.id, "resolved") if job.id in resolved else _not("resolved", job) for job in jobs]
-
-        chosen = Selection("resolve", ids, [_listing(app, given, closed=True)], limit)
-        sys.exit(change(app, chosen, act, dry_run=dry_run, yes=yes, as_json=as_json))
+    resolved = app.driver.run(ops.resolve([job.id for job in jobs], by=by, why=why))
+    return [Done(job.id, "resolved") if job.id in resolved else _not("resolved", job) for job in jobs]
 
 
 @command.command(
@@ -322,49 +262,21 @@ Examples:
   duly dead purge --all
 """
 )
-@click.argument("ids", metavar="[ID]…", nargs=-1)
 @dead_filters
-@click.option("--settled", is_flag=True, help="Those too that were replayed or resolved.")
-@click.option("--all", "everything", is_flag=True, help="All dead jobs.")
-@click.option("--limit", type=click.IntRange(1), help="How many at most. Default: all that match.")
-@bulk_options
-@audit_options
-@database_options
-@json_option
-def purge(
-    ids: tuple[str, ...],
-    settled: bool,
-    everything: bool,
-    limit: int | None,
-    dry_run: bool,
-    yes: bool,
-    by: str,
-    why: str | None,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-    **given: Any,
-) -> None:
+@click.option("--settled", is_flag=True, help="Replayed and resolved ones too.")
+@bulk_command("purge", _matching, everything="All dead jobs.", ask_named=True)
+def purge(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> list[Done]:
     """Delete dead jobs with their attempts and steps: those you name, or all that match.
 
-    It cannot be undone; that it was done, by whom and why is recorded.
-    Exit code 1: one of those you named is not dead. 3: one of the ids is that of no job.
+    It cannot be undone. Your name and the reason are recorded.
+    Exit code 1: a job you named is not dead. 3: an id is that of no job.
     """
-    need_some(ids, (given[name] for name in FILTERS), everything)
-    with opened(url, schema, target) as app:
-
-        def act(jobs: Sequence[JobRecord]) -> list[Done]:
-            gone = app.driver.run(ops.purge([job.id for job in jobs], by=by, why=why))
-            return [Done(job.id, "purged") if job.id in gone else _not("purged", job) for job in jobs]
-
-        listing = _listing(app, given, everything=settled, closed=True)
-        chosen = Selection("purge", ids, [listing], limit, ask_named=True)
-        sys.exit(change(app, chosen, act, dry_run=dry_run, yes=yes, as_json=as_json))
+    purged = app.driver.run(ops.purge([job.id for job in jobs], by=by, why=why))
+    return [Done(job.id, "purged") if job.id in purged else _not("purged", job) for job in jobs]
 
 
 def _not(done: str, job: JobRecord) -> Done:
-    """Say why nothing was done to a job."""
+    """Write why a job was not changed."""
     if job.state is State.DEAD or (job.state is State.PARTIAL and done == "resolved"):
         settled = "was resolved" if job.resolved_at is not None else "was replayed"
         return Done(job.id, f"not {done}: it {settled} before", refused=True)

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from duly.cli import output
-from duly.cli.database import check_tables, database_options, json_option, opened
+from duly.cli.database import Choice, check_tables, database_options
+from duly.cli.options import json_option
 from duly.duly import Duly
 from duly.errors import ConfigError, SchemaMismatch, StoreError
 from duly.model import Pause, QueueFigure, WorkerRecord
@@ -46,12 +47,12 @@ Exit codes: 0 no error (there may be warnings), 1 errors, 2 wrong usage.
 @click.option("--verbose", is_flag=True, help="Say also how everything is set, and where each setting comes from.")
 @database_options
 @json_option
-def command(deep: bool, verbose: bool, url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
+def command(choice: Choice, deep: bool, verbose: bool, as_json: bool) -> None:
     """Examine the database, the workers and the tasks, and say what to do.
 
     With --app also the tasks of the app that no living worker knows.
     """
-    with opened(url, schema, target, checked=False) as app:
+    with choice.opened(checked=False) as app:
         findings = _findings(app, deep)
         settings = _settings(app.settings)
     good = all(finding.level != "error" for finding in findings)

@@ -20,8 +20,8 @@ from duly.app.app import Job
 from duly.app.locate import find_app
 from duly.app.tasks import Task
 from duly.cli import output
-from duly.cli.database import json_option
-from duly.cli.queues import meant
+from duly.cli.options import json_option
+from duly.cli.queues import did_you_mean
 from duly.cli.wait_for_database import is_away
 from duly.duly import Duly
 from duly.errors import BadArguments, ConfigError, JobCancelled, JobDead, PayloadError, StoreError
@@ -221,7 +221,7 @@ def _warn_of_queue(app: Duly, queue: str) -> None:
         if queue not in known:
             known |= {name for worker in app.driver.run(ops.workers()) if worker.alive for name in worker.queues}
     if queue not in known:
-        _say(f"no task of this app has the queue {queue!r} and no living worker serves it{meant(queue, known)}")
+        _say(f"no task of this app has the queue {queue!r} and no living worker serves it{did_you_mean(queue, known)}")
 
 
 def _tell_id(job: Job[Any], as_json: bool) -> None:

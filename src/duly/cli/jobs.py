@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
 import msgspec
 
 from duly.cli import Named, output
-from duly.cli.batches import whole_batch_id
-from duly.cli.bulk import Done, Listing, Selection, change, need_some, unsettled
-from duly.cli.database import (
-    audit_options,
-    bulk_options,
-    database_options,
-    filter_options,
-    json_option,
-    opened,
-    since_ms,
-    state_option,
-    whole_id,
-)
+from duly.cli.batch_lookup import whole_batch_id
+from duly.cli.bulk import Done, Listing, Matching, bulk_command, unsettled
+from duly.cli.database import since_ms, whole_id, with_app
+from duly.cli.options import filter_options, page_options, state_option
 from duly.duly import Duly
 from duly.errors import JobNotFound
 from duly.model import Attempt, Event, JobRecord, Replayed, State, Step
@@ -32,7 +22,7 @@ from duly.rules.why import Why
 from duly.store import ops
 from duly.store.ops import Replay
 
-# In this order, so that a job that moves on while we walk is met in its next state.
+# In this order, so that a job that changes its state meanwhile is found in the next one.
 CANCELLABLE = (State.SCHEDULED, State.WAITING, State.READY, State.RUNNING)
 RETRIED = (State.WAITING, State.SCHEDULED)
 REPLAYED = (State.DEAD, State.PARTIAL, State.CANCELLED)
@@ -63,56 +53,39 @@ Examples:
   duly jobs list --before 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --json
 """,
 )
-@state_option
+@state_option()
 @filter_options
 @click.option("--batch", metavar="ID", help="Only jobs of this batch.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="How many at most.")
-@click.option("--before", metavar="ID", help="Only jobs older than this one: the next page.")
-@database_options
-@json_option
+@page_options("--before", "Only jobs older than this one")
+@with_app
 def list_(
-    state: str | None,
-    queue: str | None,
-    task: str | None,
-    since: str | None,
-    error: str | None,
-    batch: str | None,
-    limit: int,
-    before: str | None,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
+    app: Duly, limit: int, before: str | None, batch: str | None, since: str | None, as_json: bool, **given: Any
 ) -> None:
     """List jobs, newest first.
 
     JSON is an array of jobs with all their fields, payloads and results too.
     """
-    with opened(url, schema, target) as app:
-        found = app.list(
-            state=state,
-            queue=queue,
-            task=task,
-            batch_id=None if batch is None else whole_batch_id(app, batch),
-            since=since_ms(app, since),
-            error=error,
-            before=None if before is None else whole_id(app, before),
-            limit=limit + 1,
-        )
-        now = app.driver.run(ops.clock())
-    if as_json:
-        output.answer_json(found[:limit])
-        return
-    tell_jobs(found[:limit], now)
-    if not found:
-        filtered = any(value is not None for value in (state, queue, task, since, error, batch, before))
-        click.echo("no job matches these filters" if filtered else "there are no jobs")
-    elif len(found) > limit:
-        click.echo(f"there are more: --before {found[limit - 1].id}", err=True)
+    found = app.list(
+        **given,
+        batch_id=None if batch is None else whole_batch_id(app, batch),
+        since=since_ms(app, since),
+        before=None if before is None else whole_id(app, before),
+        limit=limit + 1,
+    )
+    now = app.driver.run(ops.clock())
+    filtered = any(value is not None for value in (batch, since, before, *given.values()))
+    output.page(
+        found,
+        limit,
+        flag="--before",
+        show=lambda shown: print_jobs(shown, now),
+        empty="no job matches these filters" if filtered else "there are no jobs",
+        as_json=as_json,
+    )
 
 
-def tell_jobs(jobs: Sequence[JobRecord], now: int) -> None:
-    """Print a table of jobs; what one looks for first has room in 80 columns."""
+def print_jobs(jobs: Sequence[JobRecord], now: int) -> None:
+    """Print a table of jobs; the columns that matter most fit into 80 characters."""
     output.table(
         ["id", "state", "attempt", "when", "task", "queue", "note"],
         [
@@ -123,7 +96,7 @@ def tell_jobs(jobs: Sequence[JobRecord], now: int) -> None:
 
 
 def _when(job: JobRecord, now: int) -> str:
-    """Say when a job ended, or when it is or was due."""
+    """Write when a job ended, or when it is or was due."""
     if job.finished_at is not None:
         return output.ago(job.finished_at, now, units=1)
     due = output.ago(job.due_at, now, units=1)
@@ -131,7 +104,7 @@ def _when(job: JobRecord, now: int) -> str:
 
 
 def note(job: JobRecord) -> str:
-    """Say what is worth knowing of a job beside its state."""
+    """Write the most important fact of a job beside its state."""
     if job.replayed_as is not None:
         return f"replayed as {job.replayed_as}"
     if job.resolved_at is not None:
@@ -158,20 +131,17 @@ Examples:
 """
 )
 @click.argument("job_id", metavar="ID")
-@database_options
-@json_option
-def show(job_id: str, url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
-    """Show a job, what went wrong with it, what was done to it, and why it is not running.
+@with_app
+def show(app: Duly, job_id: str, as_json: bool) -> None:
+    """Show a job with its failed attempts, its steps, its events, and why it is not running.
 
-    The first digits of the id will do. Exit code 3: no job has it.
+    The first digits of the id are enough. Exit code 3: no job has this id.
     """
-    with opened(url, schema, target) as app:
-        story = read_story(app, job_id)
-    story.tell(as_json=as_json)
+    read_story(app, job_id).print(as_json=as_json)
 
 
 class Story(NamedTuple):
-    """A job, with all that is recorded of it."""
+    """A job with all its records."""
 
     job: JobRecord
     attempts: list[Attempt]
@@ -180,8 +150,8 @@ class Story(NamedTuple):
     why: Why | None
     now: int
 
-    def tell(self, *, as_json: bool) -> None:
-        """Print it."""
+    def print(self, *, as_json: bool) -> None:
+        """Print the job and its records."""
         if as_json:
             parts = {"attempts": self.attempts, "steps": self.steps, "events": self.events}
             output.answer_json({**msgspec.to_builtins(self.job), **parts})
@@ -192,9 +162,12 @@ class Story(NamedTuple):
             click.echo(f"\nThe traceback of attempt {number} (of all of them: --json):\n{output.plain(traceback)}")
 
     def _rows(self) -> list[tuple[str, str]]:
-        """Say what happened to the job, one thing a line."""
+        """Write the records of the job, one a line."""
         rows = [
-            (f"attempt {one.attempt}", f"{output.moment(one.at)}  {one.outcome}: {one.error or 'no error was told'}")
+            (
+                f"attempt {one.attempt}",
+                f"{output.moment(one.at)}  {one.outcome}: {one.error or 'no error was recorded'}",
+            )
             for one in self.attempts
         ]
         rows += [
@@ -209,7 +182,7 @@ class Story(NamedTuple):
 
 
 def read_story(app: Duly, given: str) -> Story:
-    """Read all there is about a job."""
+    """Read a job with all its records."""
     job_id = whole_id(app, given)
     job, why = app.get(job_id), app.driver.run(ops.why(job_id))
     if job is None:
@@ -237,8 +210,24 @@ def _after(text: str | None) -> str:
     return f": {text}" if text else ""
 
 
-def _state_of(states: Sequence[State]) -> Callable[..., Any]:
-    return click.option("--state", type=click.Choice([str(state) for state in states]), help="Only jobs in this state.")
+def _matching(*default: State) -> Matching:
+    """Find the jobs that match, one listing a state: of the given state, or of the default ones."""
+
+    def matching(app: Duly, given: Mapping[str, Any]) -> list[Listing]:
+        filters = {name: given[name] for name in ("queue", "task", "error")} | {"since": since_ms(app, given["since"])}
+        states = default if given["state"] is None else (State(given["state"]),)
+
+        def listing(state: State) -> Listing:
+            return lambda last, limit: app.driver.run(ops.listing(state=state, before=last, limit=limit, **filters))
+
+        listings = [listing(state) for state in states]
+        return [unsettled(one) for one in listings] if states[0] in REPLAYED else listings
+
+    return matching
+
+
+def _foresee_cancel(job: JobRecord) -> Done | None:
+    return Done(job.id, "had ended") if job.state.ended else None
 
 
 @command.command(
@@ -250,138 +239,24 @@ Examples:
   duly jobs cancel --all
 """
 )
-@click.argument("ids", metavar="[ID]…", nargs=-1)
-@_state_of(CANCELLABLE)
+@state_option(CANCELLABLE)
 @filter_options
-@click.option("--all", "everything", is_flag=True, help="All jobs that have not ended.")
-@click.option("--limit", type=click.IntRange(1), help="How many at most. Default: all that match.")
-@bulk_options
-@audit_options
-@database_options
-@json_option
-def cancel(
-    ids: tuple[str, ...],
-    state: str | None,
-    queue: str | None,
-    task: str | None,
-    since: str | None,
-    error: str | None,
-    everything: bool,
-    limit: int | None,
-    dry_run: bool,
-    yes: bool,
-    by: str,
-    why: str | None,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-) -> None:
+@bulk_command("cancel", _matching(*CANCELLABLE), everything="All jobs that have not ended.", foreseen=_foresee_cancel)
+def cancel(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> list[Done]:
     """Cancel jobs: those you name, or all that match.
 
-    A job that does not run ends at once; one that runs is asked to stop, and decides itself. What is enqueued while
-    this walks is left alone. Exit code 3: one of the ids is that of no job; the others are cancelled all the same.
+    A job that does not run ends at once. A running one is asked to stop: its handler decides. Jobs that are enqueued
+    meanwhile are left alone. Exit code 3: an id is that of no job; the other jobs are cancelled all the same.
     """
-    need_some(ids, (state, queue, task, since, error), everything)
-    with opened(url, schema, target) as app:
-        states = CANCELLABLE if state is None else (State(state),)
-        matching = _matching(app, states, queue=queue, task=task, since=since_ms(app, since), error=error)
-
-        def act(jobs: Sequence[JobRecord]) -> list[Done]:
-            answer = app.driver.run(ops.cancel([job.id for job in jobs], by=by, why=why))
-            return [Done(job.id, CANCELLED.get(answer.get(job.id), "had ended")) for job in jobs]
-
-        chosen = Selection("cancel", ids, matching, limit, foreseen=_ended)
-        sys.exit(change(app, chosen, act, dry_run=dry_run, yes=yes, as_json=as_json))
-
-
-def _ended(job: JobRecord) -> Done | None:
-    return Done(job.id, "had ended") if job.state.ended else None
+    answer = app.driver.run(ops.cancel([job.id for job in jobs], by=by, why=why))
+    return [Done(job.id, CANCELLED.get(answer.get(job.id), "had ended")) for job in jobs]
 
 
 CANCELLED: dict[State | None, str] = {State.CANCELLED: "cancelled", State.RUNNING: "asked to stop"}
 
 
-def _matching(app: Duly, states: Sequence[State], **filters: Any) -> list[Listing]:
-    """Make the listings of what matches, one a state."""
-
-    def listing(state: State) -> Listing:
-        return lambda last, limit: app.driver.run(ops.listing(state=state, before=last, limit=limit, **filters))
-
-    return [listing(state) for state in states]
-
-
-@command.command(
-    epilog="""\b
-Examples:
-  duly jobs retry 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
-  duly jobs retry --error ConnectionError --dry-run
-  duly jobs retry --queue mail --state dead --since 1d --yes
-"""
-)
-@click.argument("ids", metavar="[ID]…", nargs=-1)
-@_state_of((*RETRIED, *REPLAYED))
-@filter_options
-@click.option("--all", "everything", is_flag=True, help="All jobs that are scheduled or waiting.")
-@click.option("--limit", type=click.IntRange(1), help="How many at most. Default: all that match.")
-@bulk_options
-@audit_options
-@database_options
-@json_option
-def retry(
-    ids: tuple[str, ...],
-    state: str | None,
-    queue: str | None,
-    task: str | None,
-    since: str | None,
-    error: str | None,
-    everything: bool,
-    limit: int | None,
-    dry_run: bool,
-    yes: bool,
-    by: str,
-    why: str | None,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-) -> None:
-    """Run jobs now: those you name, or all that match.
-
-    A job that is scheduled or waiting is made due at once; one that is dead, partial or cancelled is replayed, as a
-    new job whose id is told. Filters alone mean scheduled and waiting jobs; for others say --state. Exit code 1: one
-    of the jobs you named cannot be run again, as it runs or has succeeded. 3: one of the ids is that of no job.
-    """
-    need_some(ids, (state, queue, task, since, error), everything)
-    with opened(url, schema, target) as app:
-        states = RETRIED if state is None else (State(state),)
-        matching = _matching(app, states, queue=queue, task=task, since=since_ms(app, since), error=error)
-        if states[0] in REPLAYED:
-            matching = [unsettled(listing) for listing in matching]
-        chosen = Selection("retry", ids, matching, limit, foreseen=_not_retried)
-
-        def act(jobs: Sequence[JobRecord]) -> list[Done]:
-            return _retry(app, jobs, by, why)
-
-        sys.exit(change(app, chosen, act, dry_run=dry_run, yes=yes, as_json=as_json))
-
-
-def _retry(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> list[Done]:
-    """Make due what has a future, replay what has ended without success."""
-    due = [job.id for job in jobs if job.state in RETRIED]
-    made_due = app.driver.run(ops.retry(due, by=by, why=why)) if due else {}
-    again = replay(app, [job for job in jobs if job.state in REPLAYED], by, why)
-    return [again.get(job.id) or _retried(job, job.id in made_due) for job in jobs]
-
-
-def _retried(job: JobRecord, made_due: bool) -> Done:
-    if made_due:
-        return Done(job.id, "made due")
-    return _not_retried(job) or Done(job.id, "had begun or ended meanwhile")
-
-
-def _not_retried(job: JobRecord) -> Done | None:
-    """Say why a job cannot be run now, where its state says so."""
+def _foresee_retry(job: JobRecord) -> Done | None:
+    """Write why a job cannot be run now, where its state tells."""
     match job.state:
         case State.READY:
             return Done(job.id, "due already")
@@ -392,11 +267,43 @@ def _not_retried(job: JobRecord) -> Done | None:
     return None
 
 
+@command.command(
+    epilog="""\b
+Examples:
+  duly jobs retry 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
+  duly jobs retry --error ConnectionError --dry-run
+  duly jobs retry --queue mail --state dead --since 1d --yes
+"""
+)
+@state_option((*RETRIED, *REPLAYED))
+@filter_options
+@bulk_command(
+    "retry", _matching(*RETRIED), everything="All jobs that are scheduled or waiting.", foreseen=_foresee_retry
+)
+def retry(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> list[Done]:
+    """Run jobs now: those you name, or all that match.
+
+    A scheduled or waiting job becomes due at once. A dead, partial or cancelled one is replayed as a new job, whose id
+    is printed. Filters without --state choose scheduled and waiting jobs. Exit code 1: a job you named runs or has
+    succeeded. 3: an id is that of no job.
+    """
+    due = [job.id for job in jobs if job.state in RETRIED]
+    made_due = app.driver.run(ops.retry(due, by=by, why=why)) if due else {}
+    again = replay(app, [job for job in jobs if job.state in REPLAYED], by, why)
+    return [again.get(job.id) or _retried(job, job.id in made_due) for job in jobs]
+
+
+def _retried(job: JobRecord, made_due: bool) -> Done:
+    if made_due:
+        return Done(job.id, "made due")
+    return _foresee_retry(job) or Done(job.id, "had begun or ended meanwhile")
+
+
 new_id = Ids()
 
 
 def replay(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> dict[str, Done]:
-    """Run ended jobs again under new ids, and say what became of each."""
+    """Run ended jobs again under new ids, and give the outcome of each."""
     if not jobs:
         return {}
     replays = [Replay(job.id, new_id()) for job in jobs]

@@ -1,4 +1,4 @@
-"""`duly migrate`: create or update the tables."""
+"""`duly migrate`: creates or updates the tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import click
 
 from duly.app.locate import find_app
 from duly.cli import read_settings
-from duly.cli.database import database_options, json_option
+from duly.cli.database import Choice, database_options
+from duly.cli.options import json_option
 from duly.duly import Duly
 from duly.errors import ConfigError
 from duly.rules.settings import Settings
@@ -31,44 +32,38 @@ Examples:
 """
 )
 @database_options
-@click.option("--grant", metavar="ROLE", help="PostgreSQL: let this role work with the tables, but not change them.")
-@click.option("--plan", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("--grant", metavar="ROLE", help="PostgreSQL: let this role use the tables, but not alter them.")
+@click.option("--plan", is_flag=True, help="Print what would be done, and change nothing.")
 @click.option("--sql", is_flag=True, help="Print the SQL of what would be done, and change nothing.")
 @json_option
-def command(
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    grant: str | None,
-    plan: bool,
-    sql: bool,
-    as_json: bool,
-) -> None:
+def command(choice: Choice, grant: str | None, plan: bool, sql: bool, as_json: bool) -> None:
     """Create or update duly's tables.
 
-    A SQLite file is also migrated by itself whenever it is opened; PostgreSQL only by this command, so that
-    workers need no right to create tables. Running it twice changes nothing.
+    A SQLite file is also migrated whenever it is opened; PostgreSQL only by this command, so that workers need no right
+    to create tables. Running it twice changes nothing.
     """
-    read = _settings(url, schema, target)
-    driver = open_driver(read)  # opens nothing yet, and refuses what there is no store for
+    read = _settings(choice)
+    driver = open_driver(read)  # opens nothing yet, and refuses an unknown kind of URL
     work = _postgres if read.url.store == "postgresql" else _sqlite
     found = work(driver, read, grant, not (plan or sql))
     if sql:
         click.echo("begin;\n" + "".join(f"{statement};\n" for statement in found.statements) + "commit;")
     else:
-        _tell(found, read, done=not plan, grant=grant, as_json=as_json)
+        _print(found, read, done=not plan, grant=grant, as_json=as_json)
 
 
-def _settings(url: str | None, schema: str | None, target: str | None) -> Settings:
-    if target is None:
-        return read_settings({"url": url, "schema": schema})
-    if schema is not None:
-        raise ConfigError(f"--schema is for a database named by --url; {target} names its own: Duly(…, schema=…)")
-    return find_app(target, Duly, url=url).settings
+def _settings(choice: Choice) -> Settings:
+    if choice.target is None:
+        return read_settings({"url": choice.url, "schema": choice.schema})
+    if choice.schema is not None:
+        raise ConfigError(
+            f"--schema is for a database named by --url; {choice.target} names its own: Duly(…, schema=…)"
+        )
+    return find_app(choice.target, Duly, url=choice.url).settings
 
 
 class Found(NamedTuple):
-    """What a database lacks, or what it was given."""
+    """The migrations that a database lacks, or that were applied to it."""
 
     version: int
     steps: tuple[Migration, ...]
@@ -101,11 +96,11 @@ def _sqlite(driver: Driver, read: Settings, grant: str | None, apply: bool) -> F
 def _lacking(dialect: Dialect, meta: Mapping[str, str], read: Settings) -> tuple[Migration, ...]:
     steps = migrate.pending(dialect, meta)
     if not steps:
-        migrate.check(dialect, meta, str(read.url))  # it may be newer than we are
+        migrate.check(dialect, meta, str(read.url))  # it may be newer than this version
     return steps
 
 
-def _tell(found: Found, read: Settings, *, done: bool, grant: str | None, as_json: bool) -> None:
+def _print(found: Found, read: Settings, *, done: bool, grant: str | None, as_json: bool) -> None:
     names = [f"{step.number:04d}_{step.name}" for step in found.steps]
     version = found.steps[-1].number if done and found.steps else found.version
     granted = f", {'granted to' if done else 'would grant to'} {grant}" if grant else ""

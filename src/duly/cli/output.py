@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import click
 import msgspec
@@ -21,6 +21,22 @@ from duly.model import MANY
 from duly.rules import durations
 
 GAP = "  "
+
+
+class Row(Protocol):
+    """A row of a listing."""
+
+    @property
+    def id(self) -> str:
+        """The id that the next page begins after."""
+
+
+R = TypeVar("R", bound=Row)
+
+
+def remark(text: str) -> None:
+    """Print a sentence beside the answer, on stderr."""
+    click.echo(f"duly: {plain(text)}", err=True)
 
 
 def answer_json(value: Any) -> None:
@@ -38,6 +54,28 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def style(text: str, **how: Any) -> str:
     """Give a text colour or weight, unless $NO_COLOR is set."""
     return text if os.environ.get("NO_COLOR") else click.style(text, **how)
+
+
+def page(
+    found: Sequence[R],
+    limit: int,
+    *,
+    flag: str,
+    show: Callable[[Sequence[R]], None],
+    empty: str,
+    as_json: bool,
+    plain_of: Callable[[R], Any] = msgspec.to_builtins,
+) -> None:
+    """Print the first `limit` rows of a listing that was read one row further, and the option for the next page."""
+    shown = found[:limit]
+    if as_json:
+        answer_json([plain_of(row) for row in shown])
+        return
+    show(shown)
+    if not found:
+        click.echo(plain(empty))
+    elif len(found) > limit:
+        click.echo(f"there are more: {flag} {shown[-1].id}", err=True)
 
 
 def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> list[str]:
@@ -105,7 +143,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise click.UsageError(
-            f"{question} Nobody can be asked here: say --yes, or --dry-run to see what would be done."
+            f"{question} stdin is not a terminal: give --yes, or --dry-run to see what would be done."
         )
     return click.confirm(question, err=True)
 

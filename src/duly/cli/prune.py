@@ -1,4 +1,4 @@
-"""`duly prune`: remove what has had its time, all of it now, as the upkeep of a worker does bit by bit."""
+"""`duly prune`: removes all expired rows at once, which the upkeep of workers removes in chunks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 import click
 
 from duly.cli import output
-from duly.cli.database import bulk_options, database_options, json_option, opened
+from duly.cli.database import with_app
+from duly.cli.options import bulk_options, read_duration
 from duly.duly import Duly
 from duly.errors import ConfigError
 from duly.model import MANY
-from duly.rules.durations import to_ms
 from duly.store import ops
 from duly.worker.upkeep import CHUNK
 
-REST_S = 0.01  # room for others between two chunks
-NOUNS = {"results": "result", "done": "finished job", "batches": "batch", "workers": "worker that has gone"}
-PLURALS = {"batches": "batches", "workers": "workers that have gone"}
+REST_S = 0.01  # between two chunks, so that other writers are not blocked
+NOUNS = {"results": "result", "done": "finished job", "batches": "batch", "workers": "worker record"}
+PLURALS = {"batches": "batches", "workers": "worker records"}
 
 
 @click.command(
@@ -31,46 +31,42 @@ Examples:
 )
 @click.option(
     "--keep",
+    "keep_ms",
     metavar="DURATION",
+    callback=read_duration,
     help="Keep events, fires, batches and workers this long. Default: $DULY_KEEP, then 7d. "
     "A finished job has the time that it was enqueued with.",
 )
-@click.option("--only", metavar="NAME,…", help=f"Only these of {', '.join(ops.PRUNABLE)}.")
+@click.option(
+    "--only",
+    "names",
+    metavar="NAME,…",
+    callback=lambda context, option, text: _names(text),
+    help=f"Only these of {', '.join(ops.PRUNABLE)}.",
+)
 @bulk_options
-@database_options
-@json_option
-def command(
-    keep: str | None,
-    only: str | None,
-    dry_run: bool,
-    yes: bool,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-) -> None:
-    """Remove what has had its time, now instead of bit by bit.
+@with_app
+def command(app: Duly, keep_ms: int | None, names: list[str], dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Remove expired rows now, instead of in chunks.
 
-    Workers do the same every minute, so this is for a database that has none, or a shorter --keep. Dead jobs are
-    never removed here: duly dead purge does that. A SQLite file keeps its size, and uses the room again.
+    Workers do the same every minute: use this for a database without workers, or for a shorter --keep. Dead jobs are
+    never removed here: duly dead purge does that. A SQLite file keeps its size, and reuses the space.
     """
-    names = _names(only)
-    with opened(url, schema, target) as app:
-        keep_ms = app.settings.keep_ms if keep is None else to_ms(keep, what="--keep")
-        counted = app.driver.run(ops.prunable(keep_ms=keep_ms))
-        found = {name: counted[name] for name in names}
-        if dry_run:
-            _tell("would remove", found, as_json, output.count)
-        elif not any(found.values()):
-            _tell("removed", found, as_json, _exactly)
-        elif output.confirmed(f"Remove {_listed(found, output.count)}?", yes=yes):
-            _tell("removed", _prune(app, found, keep_ms), as_json, _exactly)
-        else:
-            raise click.Abort
+    keep_ms = app.settings.keep_ms if keep_ms is None else keep_ms
+    counted = app.driver.run(ops.prunable(keep_ms=keep_ms))
+    found = {name: counted[name] for name in names}
+    if dry_run:
+        _print("would remove", found, as_json, output.count)
+    elif not any(found.values()):
+        _print("removed", found, as_json, _exactly)
+    elif output.confirmed(f"Remove {_listed(found, output.count)}?", yes=yes):
+        _print("removed", _prune(app, found, keep_ms), as_json, _exactly)
+    else:
+        raise click.Abort
 
 
 def _names(only: str | None) -> list[str]:
-    """Read which kinds are meant, in the order in which upkeep removes them."""
+    """Read the kinds to prune, in the order in which upkeep prunes them."""
     if only is None:
         return list(ops.PRUNABLE)
     given = {name.strip() for name in only.split(",") if name.strip()}
@@ -82,27 +78,27 @@ def _names(only: str | None) -> list[str]:
 
 
 def _prune(app: Duly, found: Mapping[str, int], keep_ms: int) -> dict[str, int]:
-    """Remove a chunk after the other until none is full; answers how many of what went."""
-    gone = dict.fromkeys(found, 0)
-    given_up = any(number > MANY for number in found.values())
-    with output.progress("pruning", None if given_up else sum(found.values())) as advance:
+    """Remove chunk by chunk until one is not full; return how many of each kind were removed."""
+    removed = dict.fromkeys(found, 0)
+    uncounted = any(number > MANY for number in found.values())
+    with output.progress("pruning", None if uncounted else sum(found.values())) as advance:
         for name in found:
             taken = CHUNK
             while taken >= CHUNK:
                 taken = app.driver.run(ops.prune(name, CHUNK, keep_ms=keep_ms))
-                gone[name] += taken
+                removed[name] += taken
                 advance(taken)
                 time.sleep(REST_S)
-    return gone
+    return removed
 
 
-def _tell(done: str, figures: Mapping[str, int], as_json: bool, write: Callable[[int], str]) -> None:
+def _print(done: str, figures: Mapping[str, int], as_json: bool, write: Callable[[int], str]) -> None:
     if as_json:
         output.answer_json({done.replace(" ", "_"): figures})
     elif any(figures.values()):
         click.echo(f"{done} {_listed(figures, write)}")
     else:
-        click.echo("nothing has had its time")
+        click.echo("nothing has expired")
 
 
 def _listed(figures: Mapping[str, int], write: Callable[[int], str]) -> str:

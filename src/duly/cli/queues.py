@@ -11,12 +11,12 @@ import click
 import msgspec
 
 from duly.cli import Named, output
-from duly.cli.database import audit_options, database_options, json_option, opened
+from duly.cli.database import with_app
+from duly.cli.options import audit_options, read_duration
 from duly.duly import Duly
 from duly.errors import ConfigError
 from duly.model import MANY, Limit, Pause, QueueFigure, TaskLimits
 from duly.rules import durations
-from duly.rules.durations import to_ms
 from duly.rules.rate import Rate
 from duly.store import ops
 
@@ -45,77 +45,71 @@ Examples:
   duly queues list --json --url jobs.db
 """,
 )
-@database_options
-@json_option
-def list_(url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
-    """List queues with how many jobs each has, how long the oldest waits, its limits, and who paused it.
+@with_app
+def list_(app: Duly, as_json: bool) -> None:
+    """List queues with their counts of jobs, the age of the oldest due job, their limits and pauses.
 
-    A queue is known by its jobs, its pause, its limits, or a living worker. A count stops at 10,001 and is then told as
+    A queue is listed if it has jobs, a pause, limits, or a living worker. Counts stop at 10,001, which is printed as
     10,000+.
     """
-    with opened(url, schema, target) as app:
-        figures, pauses = app.driver.run(ops.queues()), app.paused()
-        limits = {limit.name: limit for limit in app.limits()}
-        tasks = app.task_limits()
-        now = app.driver.run(ops.clock())
+    figures, pauses = app.driver.run(ops.queues()), app.paused()
+    limits = {limit.name: limit for limit in app.limits()}
+    tasks = app.task_limits()
+    now = app.driver.run(ops.clock())
     figures += [_empty(name) for name in limits if name not in {one.name for one in figures}]
     figures.sort(key=lambda one: one.name)
-    queues = {pause.name: pause for pause in pauses if pause.kind == "queue"}
+    paused = {pause.name: pause for pause in pauses if pause.kind == "queue"}
     if as_json:
-        output.answer_json(
-            [
-                {**msgspec.to_builtins(one), "paused": queues.get(one.name), "limits": limits.get(one.name)}
-                for one in figures
-            ]
-        )
+        more = [{"paused": paused.get(one.name), "limits": limits.get(one.name)} for one in figures]
+        output.answer_json([msgspec.to_builtins(one) | two for one, two in zip(figures, more, strict=True)])
         return
     columns = ["queue", "ready", "scheduled", "running", "waiting", "oldest", *(["limits"] if limits else []), "paused"]
-    output.table(columns, [_line(one, limits, told_pause(queues.get(one.name), now)) for one in figures])
+    output.table(columns, [_line(one, limits, pause_text(paused.get(one.name), now)) for one in figures])
     if not figures:
         click.echo("there are no queues yet: a job or a worker makes one")
     for pause in pauses:
         if pause.kind == "task":
-            click.echo(output.plain(f"task {pause.name!r} is paused {told_pause(pause, now)}"))
+            click.echo(output.plain(f"task {pause.name!r} is paused {pause_text(pause, now)}"))
     for task in tasks:
-        if told := _told_task(task):
-            click.echo(output.plain(f"task {task.task!r} has {told}"))
+        if text := _task_text(task):
+            click.echo(output.plain(f"task {task.task!r} has {text}"))
 
 
 def _line(one: QueueFigure, limits: dict[str, Limit], paused: str) -> list[str]:
     counts = (output.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting))
-    told = [_told_limits(limits.get(one.name), one)] if limits else []
-    return [one.name, *counts, output.age(one.oldest_ms), *told, paused]
+    text = [_limit_text(limits.get(one.name), one)] if limits else []
+    return [one.name, *counts, output.age(one.oldest_ms), *text, paused]
 
 
 def _empty(name: str) -> QueueFigure:
     return QueueFigure(name, ready=0, scheduled=0, running=0, waiting=0, oldest_ms=None)
 
 
-def _told_limits(limit: Limit | None, figure: QueueFigure | None = None) -> str:
-    """Say what a queue was told, and how near it is to its depth."""
+def _limit_text(limit: Limit | None, figure: QueueFigure | None = None) -> str:
+    """Write the limits of a queue, and its present depth where it is known."""
     if limit is None:
         return ""
-    told = []
+    parts = []
     if limit.max_depth is not None:
         now = "" if figure is None else f"{_depth(limit, figure)} of "
-        told.append(f"depth {now}{limit.max_depth:,}")
+        parts.append(f"depth {now}{limit.max_depth:,}")
     if limit.ageing_ms is not None:
-        told.append(f"ageing {durations.describe(limit.ageing_ms)}")
+        parts.append(f"ageing {durations.describe(limit.ageing_ms)}")
     if limit.retry_share is not None:
-        told.append(f"retries {100 * limit.retry_share:g} %")
-    return ", ".join(told)
+        parts.append(f"retries {100 * limit.retry_share:g} %")
+    return ", ".join(parts)
 
 
 def _depth(limit: Limit, figure: QueueFigure) -> str:
-    """Give how many jobs wait: as counted now, or where that has stopped, as counted for the limit."""
+    """Write how many jobs wait: counted now, or if that count was stopped, as counted for the limit."""
     counts = (figure.ready, figure.scheduled, figure.waiting)
     if max(counts) <= MANY or limit.depth is None:
         return output.figure(sum(counts))
     return f"{limit.depth:,}"
 
 
-def told_pause(pause: Pause | None, now: int) -> str:
-    """Say who paused something, why, and until when."""
+def pause_text(pause: Pause | None, now: int) -> str:
+    """Write who paused a queue or task, why, and until when."""
     if pause is None:
         return ""
     until = "" if pause.paused_until is None else f", until {output.moment(pause.paused_until)}"
@@ -132,45 +126,40 @@ Examples:
 """
 )
 @click.argument("name")
-@click.option("--task", "is_task", is_flag=True, help="NAME is a task, in whatever queues its jobs are.")
-@click.option("--for", "lasting", metavar="DURATION", help="Only so long, as in 30m or 1h30m. Default: until resumed.")
+@click.option("--task", "is_task", is_flag=True, help="NAME is a task, in all queues of its jobs.")
+@click.option(
+    "--for",
+    "duration_ms",
+    metavar="DURATION",
+    callback=read_duration,
+    help="Only so long, as in 30m or 1h30m. Default: until resumed.",
+)
 @audit_options
-@database_options
-@json_option
+@with_app
 def pause(
-    name: str,
-    is_task: bool,
-    lasting: str | None,
-    by: str,
-    why: str | None,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
+    app: Duly, name: str, is_task: bool, duration_ms: int | None, by: str, why: str | None, as_json: bool
 ) -> None:
-    """Let no worker take a job of a queue, or of a task. What runs goes on.
+    """Stop workers from claiming the jobs of a queue, or of a task. Running jobs continue.
 
-    A name that nobody knows yet is paused all the same, with a warning.
+    An unknown name is paused all the same, with a warning.
     """
     kind = _kind(is_task)
-    lasting_ms = None if lasting is None else to_ms(lasting, what="--for")
-    if not name or lasting_ms == 0:
+    if not name or duration_ms == 0:
         raise click.UsageError("--for is 0: give a time, as in 30m." if name else "NAME is empty.")
-    with opened(url, schema, target) as app:
-        app.pause(
-            queue=None if is_task else name,
-            task=name if is_task else None,
-            by=by,
-            why=why or "",
-            duration=None if lasting_ms is None else timedelta(milliseconds=lasting_ms),
-        )
-        paused = _paused(app, kind, name)
-        _warn_if_unknown(app, kind, name)
-        now = app.driver.run(ops.clock())
+    duration = None if duration_ms is None else timedelta(milliseconds=duration_ms)
+    app.pause(**_of(kind, name), by=by, why=why or "", duration=duration)
+    paused = _paused(app, kind, name)
+    _warn_if_unknown(app, kind, name)
+    now = app.driver.run(ops.clock())
     if as_json:
         output.answer_json(paused)
     else:
-        click.echo(output.plain(f"{kind} {name!r} is paused {told_pause(paused, now)}"))
+        click.echo(output.plain(f"{kind} {name!r} is paused {pause_text(paused, now)}"))
+
+
+def _of(kind: str, name: str) -> Any:
+    """Give the name of a queue or task as a keyword argument."""
+    return {kind: name}
 
 
 def _kind(is_task: bool) -> str:
@@ -182,7 +171,7 @@ def _paused(app: Duly, kind: str, name: str) -> Pause | None:
 
 
 def _warn_if_unknown(app: Duly, kind: str, name: str) -> None:
-    """Warn of a name that no job and no living worker has: it may come later, or be misspelt."""
+    """Warn if no job and no living worker has this name: it may be misspelt, or used later."""
     workers = [worker for worker in app.driver.run(ops.workers()) if worker.alive]
     if kind == "task":
         known = {task for worker in workers for task in worker.tasks} | set(app.tasks)
@@ -193,11 +182,11 @@ def _warn_if_unknown(app: Duly, kind: str, name: str) -> None:
         known |= {one.name for one in figures if one.ready or one.scheduled or one.running or one.waiting}
         unknown = name not in known
     if unknown:
-        click.echo(f"duly: no job and no living worker has a {kind} {name!r}{meant(name, known)}", err=True)
+        output.remark(f"no job and no living worker has a {kind} {name!r}{did_you_mean(name, known)}")
 
 
-def meant(name: str, known: set[str]) -> str:
-    """Name the one that was meant, if one is like it."""
+def did_you_mean(name: str, known: set[str]) -> str:
+    """Write the known name that is most like a misspelt one, if there is one."""
     close = get_close_matches(name, sorted(known), n=1)
     return f": did you mean {close[0]!r}?" if close else ""
 
@@ -212,32 +201,21 @@ Examples:
 @click.argument("name")
 @click.option("--task", "is_task", is_flag=True, help="NAME is a task.")
 @audit_options
-@database_options
-@json_option
-def resume(
-    name: str,
-    is_task: bool,
-    by: str,
-    why: str | None,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-) -> None:
-    """Let workers take jobs of a paused queue or task again.
+@with_app
+def resume(app: Duly, name: str, is_task: bool, by: str, why: str | None, as_json: bool) -> None:
+    """Let workers claim the jobs of a paused queue or task again.
 
     Exit code 1: it was not paused.
     """
     kind = _kind(is_task)
-    with opened(url, schema, target) as app:
-        known = {pause.name for pause in app.paused() if pause.kind == kind}
-        resumed = app.resume(queue=None if is_task else name, task=name if is_task else None, by=by, why=why or "")
+    known = {pause.name for pause in app.paused() if pause.kind == kind}
+    resumed = app.resume(**_of(kind, name), by=by, why=why or "")
     if as_json:
         output.answer_json({"kind": kind, "name": name, "resumed": resumed})
     elif resumed:
-        click.echo(f"{kind} {name!r} goes on")
+        click.echo(f"{kind} {name!r} is resumed")
     if not resumed:
-        click.echo(f"duly: {kind} {name!r} was not paused{meant(name, known)}", err=True)
+        output.remark(f"{kind} {name!r} was not paused{did_you_mean(name, known)}")
         sys.exit(1)
 
 
@@ -261,82 +239,68 @@ Examples:
 @click.option("--task", "is_task", is_flag=True, help="NAME is a task that has a cap or a rate in its code.")
 @click.option("--cap", metavar="N|off", help="How many jobs of the task, or of each of its keys, run at once.")
 @click.option("--rate", metavar="RATE|off", help="How many of them begin in any window, such as 100/min or 15/10s.")
-@click.option("--reset", is_flag=True, help="Back to what the code of the task says.")
+@click.option("--reset", is_flag=True, help="Back to the limits in the code of the task.")
 @audit_options
-@database_options
-@json_option
-def limit(
-    name: str,
-    depth: str | None,
-    ageing: str | None,
-    retry_share: str | None,
-    is_task: bool,
-    cap: str | None,
-    rate: str | None,
-    reset: bool,
-    by: str,
-    why: str | None,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-) -> None:
-    """Tell a queue how many jobs it takes, how its priorities age, what share retries have; or a task its limits.
+@with_app
+def limit(app: Duly, name: str, is_task: bool, by: str, why: str | None, as_json: bool, **given: Any) -> None:
+    """Limit the depth of a queue, the ageing of its priorities and its share of retries; or the jobs of a task.
 
-    What is left out stays as it is; `off` takes a limit away. A name that nobody knows yet is told all the same, with a
-    warning. What is set so for a task goes before what its code says, in all workers, until it is reset.
+    Options that are left out change nothing; `off` removes a limit. An unknown name is limited all the same, with a
+    warning. The limits of a task set here replace those in its code, in all workers, until --reset.
     """
+    kind = _kind(is_task)
+    limits = _read_limits(name, is_task, given)
+    app.limit(**_of(kind, name), **limits, by=by, why=why or "")
+    found: Limit | TaskLimits | None = (
+        next((one for one in app.task_limits() if one.task == name), None)
+        if is_task
+        else next((one for one in app.limits() if one.name == name), None)
+    )
+    _warn_if_unknown(app, kind, name)
+    if as_json:
+        output.answer_json(found)
+    elif isinstance(found, TaskLimits):
+        click.echo(output.plain(f"task {name!r} has {_task_text(found) or 'no limits'}"))
+        if found.cap is None and found.rate_count is None:
+            output.remark(
+                "no worker has a cap or a rate in the code of this task; jobs enqueued without are not limited"
+            )
+    else:
+        limited = "no limits" if found is None else f"limits: {_limit_text(found)}"
+        click.echo(output.plain(f"queue {name!r} has {limited}"))
+
+
+def _read_limits(name: str, is_task: bool, given: dict[str, Any]) -> dict[str, Any]:
+    """Read the limits of a queue or of a task, and refuse those of the other kind."""
     of_queue = {
-        "depth": _number("--depth", depth, int),
-        "ageing": ageing,
-        "retry_share": _number("--retry-share", retry_share, float),
+        "depth": _number("--depth", given["depth"], int),
+        "ageing": given["ageing"],
+        "retry_share": _number("--retry-share", given["retry_share"], float),
     }
-    of_task = {"cap": _number("--cap", cap, int), "rate": rate, "reset": reset or None}
+    of_task = {"cap": _number("--cap", given["cap"], int), "rate": given["rate"], "reset": given["reset"] or None}
     mine, other = (of_task, of_queue) if is_task else (of_queue, of_task)
     if not name:
         raise click.UsageError("NAME is empty.")
     if any(value is not None for value in other.values()):
         raise click.UsageError("--cap, --rate and --reset go with --task; --depth, --ageing and --retry-share do not.")
     if all(value is None for value in mine.values()):
-        raise click.UsageError(f"say what to limit: {', '.join('--' + one.replace('_', '-') for one in mine)}.")
-    kind = _kind(is_task)
-    with opened(url, schema, target) as app:
-        named: Any = {kind: name, **mine}
-        app.limit(**named, by=by, why=why or "")
-        told: Limit | TaskLimits | None = (
-            next((one for one in app.task_limits() if one.task == name), None)
-            if is_task
-            else next((one for one in app.limits() if one.name == name), None)
-        )
-        _warn_if_unknown(app, kind, name)
-    if as_json:
-        output.answer_json(told)
-    elif isinstance(told, TaskLimits):
-        click.echo(output.plain(f"task {name!r} has {_told_task(told) or 'no limits'}"))
-        if told.cap is None and told.rate_count is None:
-            click.echo(
-                "duly: no worker has said that its code has a cap or a rate; jobs enqueued without are not limited",
-                err=True,
-            )
-    else:
-        click.echo(
-            output.plain(f"queue {name!r} has {'no limits' if told is None else f'limits: {_told_limits(told)}'}")
-        )
+        raise click.UsageError(f"give a limit: {', '.join('--' + one.replace('_', '-') for one in mine)}.")
+    return mine
 
 
-def _told_task(limits: TaskLimits) -> str:
-    """Say what a task is limited to, and whether by its code or by whom."""
+def _task_text(limits: TaskLimits) -> str:
+    """Write the limits of a task, and who set those that are not in its code."""
     cap = limits.cap if limits.set_cap is None else limits.set_cap
-    told = [f"cap {cap}"] if cap else []
+    parts = [f"cap {cap}"] if cap else []
     count, per_ms = limits.rate_count, limits.rate_ms
     if limits.set_rate_count is not None:
         count, per_ms = limits.set_rate_count, limits.set_rate_ms
     if count and per_ms:
-        told.append(f"rate {Rate(count, per_ms)}")
+        parts.append(f"rate {Rate(count, per_ms)}")
     if limits.set_cap is not None or limits.set_rate_count is not None:
         why = f": {limits.set_why}" if limits.set_why else ""
-        told.append(f"set by {limits.set_by}{why}")
-    return ", ".join(told)
+        parts.append(f"set by {limits.set_by}{why}")
+    return ", ".join(parts)
 
 
 def _number(option: str, text: str | None, kind: type[N]) -> N | str | None:

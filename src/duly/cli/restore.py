@@ -1,4 +1,4 @@
-"""`duly restore FILE`: bring a backup back, and hold what is in it until a person has looked, if you like."""
+"""`duly restore FILE`: restores a backup; with --hold its jobs wait until a person resumes them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import click
 from msgspec import Struct
 
 from duly.app.app import user
-from duly.app.locate import find_app
 from duly.cli import output
 from duly.cli.backup import in_bytes, pages
-from duly.cli.database import bulk_options, database_options, json_option, opened
+from duly.cli.database import Choice, database_options
+from duly.cli.options import bulk_options, json_option
 from duly.duly import Duly
 from duly.errors import ConfigError
 from duly.model import HoldFigure
 from duly.store import caller, ops
 
 WHY = "restored from a backup"
-GO_ON = """\
-Look at it:        duly queues list; duly jobs list --state waiting
-Run what ran:      duly jobs retry ID, or for all of them: duly jobs retry --error held: --dry-run
-Let a queue go on: duly queues resume NAME"""
+NEXT_STEPS = """\
+See what is held:     duly queues list; duly jobs list --state waiting
+Run interrupted jobs: duly jobs retry ID, or for all of them: duly jobs retry --error held: --dry-run
+Resume a queue:       duly queues resume NAME"""
 
 
 @click.command(
@@ -40,47 +40,36 @@ Examples:
 @click.option(
     "--hold",
     is_flag=True,
-    help="Let nothing run before you say so: jobs that ran wait, queues and schedules are paused. Without FILE: hold a "
-    "database that was restored by other means, such as pg_restore.",
+    help="Let no job run until you resume: interrupted jobs wait, queues and schedules are paused. Without FILE: hold "
+    "a database that was restored by other means, such as pg_restore.",
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="Do it though workers are alive there, which lose what they are at, and drop tables that FILE lacks.",
+    help="Restore although workers are alive there, which lose their running jobs, and drop tables that FILE lacks.",
 )
 @bulk_options
 @database_options
 @json_option
-def command(
-    file: Path | None,
-    hold: bool,
-    force: bool,
-    dry_run: bool,
-    yes: bool,
-    url: str | None,
-    schema: str | None,
-    target: str | None,
-    as_json: bool,
-) -> None:
-    """Bring a backup back, held if you like.
+def command(choice: Choice, file: Path | None, hold: bool, force: bool, **how: bool) -> None:
+    """Restore a backup; with --hold, no job runs until you resume.
 
-    A SQLite database becomes what it was when FILE was made, all of it or, if that fails, nothing; what has happened
-    in it since is gone. Jobs that were done after the backup was made are done again, unless --hold keeps them.
+    A SQLite database becomes as it was when FILE was made, completely or, after an error, not at all. Later changes are
+    lost. Jobs that ended after the backup run again, unless --hold stops them.
     """
     if file is None and not hold:
-        raise click.UsageError("Name the backup FILE, or say --hold to hold a database that was restored already.")
-    if not (yes or dry_run or sys.stdin.isatty()):
-        raise click.UsageError("Nobody can be asked here: say --yes, or --dry-run to see what would be done.")
+        raise click.UsageError("Name the backup FILE, or give --hold to hold a database that was restored already.")
+    if not (how["yes"] or how["dry_run"] or sys.stdin.isatty()):
+        raise click.UsageError("stdin is not a terminal: give --yes, or --dry-run to see what would be done.")
     if file is None:
-        with opened(url, schema, target) as app:
-            _hold(app, force=force, dry_run=dry_run, yes=yes, as_json=as_json)
+        with choice.opened() as app:
+            _hold(app, force=force, **how)
     else:
-        app = Duly(url, schema=schema) if target is None else find_app(target, Duly, url=url)
-        _restore(file, _place(app), hold=hold, force=force, dry_run=dry_run, yes=yes, as_json=as_json)
+        _restore(file, _place(choice.app()), hold=hold, force=force, **how)
 
 
 class Contents(Struct, frozen=True):
-    """What is in a database."""
+    """Counts of the jobs in a database."""
 
     ready: int
     scheduled: int
@@ -91,7 +80,7 @@ class Contents(Struct, frozen=True):
 
 
 def _hold(app: Duly, *, force: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Hold a database that was restored by other means."""
+    """Hold a database that was restored by another program."""
     _refuse_workers(app, force=force)
     found = _contents(app.driver.run)
     if not as_json:
@@ -104,11 +93,11 @@ def _hold(app: Duly, *, force: bool, dry_run: bool, yes: bool, as_json: bool) ->
     if as_json:
         output.answer_json({"database": str(app.settings.url), "contents": found, "held": held})
     elif held is not None:
-        _tell_held(held)
+        _print_held(held)
 
 
 def _refuse_workers(app: Duly, *, force: bool) -> None:
-    """Refuse to hold a database while workers claim: a claim that is on its way would not be held."""
+    """Refuse to hold a database while workers are alive: a claim in flight would not be held."""
     alive = [worker for worker in app.workers() if worker.alive]
     if not alive:
         return
@@ -116,21 +105,21 @@ def _refuse_workers(app: Duly, *, force: bool) -> None:
     if not force:
         gone_s = max(3 * worker.beat_ms for worker in alive) // 1000
         raise ConfigError(
-            f"{there} ({alive[0].id}{', …' if len(alive) > 1 else ''}): stop them first, or say --force. "
-            f"Those that only the backup knows are forgotten after {gone_s} s"
+            f"{there} ({alive[0].id}{', …' if len(alive) > 1 else ''}): stop them first, or give --force. "
+            f"Workers that are only in the backup are forgotten after {gone_s} s"
         )
-    _warn(f"{there}: what they run is taken from them, and waits; what they claim just now runs on")
+    output.remark(f"{there}: their running jobs are taken from them and wait; jobs they claim now continue")
 
 
 def _place(app: Duly) -> Path:
     settings = app.settings
     if settings.url.store == "postgresql":
         raise ConfigError(
-            f"duly restore brings SQLite files back; {settings.url} is a server: use pg_restore, then "
+            f"duly restore restores SQLite files; {settings.url} is a server: use pg_restore, then "
             f"duly restore --hold --url {shlex.quote(str(settings.url))}"
         )
     if settings.url.path is None:
-        raise ConfigError(f"duly restore brings SQLite files back; {settings.url} is none")
+        raise ConfigError(f"duly restore restores SQLite files; {settings.url} is not one")
     return Path(settings.url.path)
 
 
@@ -138,30 +127,30 @@ def _restore(file: Path, place: Path, *, hold: bool, force: bool, dry_run: bool,
     from duly.store.sqlite import backup as backups
 
     if not file.exists():
-        raise ConfigError(f"there is no file {file}: look at its name")
-    going = backups.check_restore(file, place, force=force)
+        raise ConfigError(f"there is no file {file}: check the name")
+    dropped = backups.check_restore(file, place, force=force)
     with backups.opened_to_look(file) as conn:
         found = _contents(lambda op: caller.run(conn, op))
     if not as_json:
-        _tell_backup(file, found)
+        _print_backup(file, found)
     if not hold:
         _warn_of(found)
-    if going:
-        _warn(f"tables of {place} that {file} lacks will go: {output.plain(', '.join(going))}")
+    if dropped:
+        output.remark(f"tables of {place} that {file} lacks will be dropped: {', '.join(dropped)}")
     held = None
     if not dry_run:
-        over = f"{place} is there: all that is in it goes. " if place.exists() else ""
+        over = f"{place} exists: all its data will be lost. " if place.exists() else ""
         if not output.confirmed(f"{over}Restore {place} from {file}?", yes=yes):
             raise click.Abort
         with pages("restore") as progress:
             held = backups.restore(file, place, hold_by=user() if hold else None, force=force, progress=progress)
     if as_json:
-        said = {"database": str(place), "file": str(file), "contents": found, "dropped": going}
-        output.answer_json({**said, "restored": not dry_run, "held": held})
+        answer = {"database": str(place), "file": str(file), "contents": found, "dropped": dropped}
+        output.answer_json({**answer, "restored": not dry_run, "held": held})
     elif not dry_run:
         click.echo(f"restored {place}")
         if held is not None:
-            _tell_held(held)
+            _print_held(held)
 
 
 def _contents(run: Callable[[ops.Op[Any]], Any]) -> Contents:
@@ -176,7 +165,7 @@ def _contents(run: Callable[[ops.Op[Any]], Any]) -> Contents:
     )
 
 
-def _tell_backup(file: Path, found: Contents) -> None:
+def _print_backup(file: Path, found: Contents) -> None:
     about = file.stat()
     click.echo(f"{file}: {in_bytes(about.st_size)}, last written {output.moment(int(about.st_mtime * 1000))}")
     click.echo(_listed(found))
@@ -188,19 +177,15 @@ def _listed(found: Contents) -> str:
 
 
 def _warn_of(found: Contents) -> None:
-    """Warn of what runs as soon as a worker comes, though it may have run since."""
+    """Warn of jobs that a worker will run soon, although they may have run since the backup."""
     if found.running:
-        those = "1 job that ran" if found.running == 1 else f"{output.count(found.running)} jobs that ran"
-        _warn(f"{those} when the backup was made will run again: --hold keeps them from it")
+        jobs = "1 job that ran" if found.running == 1 else f"{output.count(found.running)} jobs that ran"
+        output.remark(f"{jobs} when the backup was made will run again: --hold prevents it")
     if found.due:
-        _warn("jobs that are due will run as soon as a worker comes, though they may have run since: --hold keeps them")
+        output.remark("due jobs will run when a worker starts, although they may have run before: --hold prevents it")
 
 
-def _warn(text: str) -> None:
-    click.echo(f"duly: {text}", err=True)
-
-
-def _tell_held(held: HoldFigure) -> None:
+def _print_held(held: HoldFigure) -> None:
     jobs, queues = output.plural(held.jobs, "job"), output.plural(held.queues, "queue")
-    click.echo(f"held: {jobs} that ran, {queues}, {output.plural(held.schedules, 'schedule')}; none goes on by itself")
-    click.echo(GO_ON)
+    click.echo(f"held: {jobs} that ran, {queues}, {output.plural(held.schedules, 'schedule')}; resume them by hand")
+    click.echo(NEXT_STEPS)

@@ -1,4 +1,4 @@
-"""`duly stats`: how many jobs there are, where, and what went wrong."""
+"""`duly stats`: counts jobs by queue and state, dead jobs, and the work of the workers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import click
 import msgspec
 
 from duly.cli import output
-from duly.cli.database import database_options, json_option, opened
-from duly.cli.queues import told_pause
+from duly.cli.database import with_app
+from duly.cli.queues import pause_text
 from duly.duly import Duly
 from duly.model import MANY, DeadFigure, ParkedFigure, Pause, QueueFigure, WorkerRecord
 from duly.store import ops
@@ -19,7 +19,7 @@ MOST_DEAD = 20
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """What a look at the whole database gives; workers tell what they did at each beat, the oldest at `beat_at`."""
+    """The counts of the whole database. `beat_at` is the oldest of the workers' last heartbeats."""
 
     at: int
     states: dict[str, int]
@@ -38,24 +38,22 @@ Examples:
   duly stats --json --url jobs.db
 """
 )
-@database_options
-@json_option
-def command(url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
+@with_app
+def command(app: Duly, as_json: bool) -> None:
     """Count jobs by queue and state, dead ones by task and reason, workers and their slots.
 
-    Only jobs that need somebody are counted: those that have not ended, and dead ones that were neither replayed nor
-    resolved. A count of a queue stops at 10,001. What workers did is counted since they started.
+    It counts jobs that have not ended, and dead ones that were neither replayed nor resolved. Counts of a queue stop at
+    10,001. The counts of a worker begin when it starts.
     """
-    with opened(url, schema, target) as app:
-        stats = read(app)
+    stats = read(app)
     if as_json:
         output.answer_json(stats)
     else:
-        _tell(stats)
+        _print(stats)
 
 
 def read(app: Duly) -> Stats:
-    """Look at everything once."""
+    """Read all counts once."""
     run = app.driver.run
     queues, dead, workers = run(ops.queues()), run(ops.dead_metrics()), run(ops.workers())
     states = {state: sum(getattr(one, state) for one in queues) for state in LIVE}
@@ -70,11 +68,11 @@ def _sum(workers: Sequence[WorkerRecord]) -> dict[str, int]:
     return {"alive": len(alive), "silent": len(workers) - len(alive), **sums}
 
 
-def _tell(stats: Stats) -> None:
+def _print(stats: Stats) -> None:
     by_queue = {state: [getattr(one, state) for one in stats.queues] for state in LIVE}
     rows = [(state, _total(numbers)) for state, numbers in by_queue.items()]
     output.facts([*rows, ("dead", f"{stats.states['dead']:,}"), ("workers", _workers(stats))])
-    _part(
+    _print_part(
         ["queue", *LIVE, "oldest"],
         [
             [one.name, *(output.figure(getattr(one, state)) for state in LIVE), output.age(one.oldest_ms)]
@@ -82,18 +80,20 @@ def _tell(stats: Stats) -> None:
         ],
     )
     dead = stats.dead[:MOST_DEAD]
-    _part(
+    _print_part(
         ["dead", "task", "oldest", "reason"],
         [[f"{one.count:,}", one.task, f"{output.age(one.oldest_ms)} ago", one.reason or "-"] for one in dead],
     )
     if len(stats.dead) > len(dead):
         click.echo(f"… and {len(stats.dead) - len(dead):,} kinds more: --json has all")
-    _part(["parked", "task", "queue"], [[output.figure(one.count), one.task, one.queue] for one in stats.parked])
-    _part(["paused", "name", "by"], [[pause.kind, pause.name, told_pause(pause, stats.at)] for pause in stats.paused])
+    _print_part(["parked", "task", "queue"], [[output.figure(one.count), one.task, one.queue] for one in stats.parked])
+    _print_part(
+        ["paused", "name", "by"], [[pause.kind, pause.name, pause_text(pause, stats.at)] for pause in stats.paused]
+    )
 
 
 def _total(numbers: Sequence[int]) -> str:
-    """Write the sum of counts of which some may have been given up on."""
+    """Write the sum of counts of which some may have been stopped."""
     if any(number > MANY for number in numbers):
         return f"more than {sum(min(number, MANY) for number in numbers):,}"
     return f"{sum(numbers):,}"
@@ -111,7 +111,7 @@ def _workers(stats: Stats) -> str:
     )
 
 
-def _part(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_part(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
         click.echo()
         output.table(headings, rows)

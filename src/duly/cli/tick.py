@@ -8,7 +8,7 @@ import click
 
 from duly.app.locate import find_app
 from duly.cli import logs, output
-from duly.cli.database import json_option
+from duly.cli.options import json_option
 from duly.cli.worker import read_queues, warn_of_slips
 from duly.duly import Duly
 from duly.store import ops

@@ -1,4 +1,4 @@
-"""`duly top`: watch queues and workers live."""
+"""`duly top`: shows queues and workers live."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import click
 import msgspec
 
 from duly.cli import output
-from duly.cli.database import database_options, json_option, opened
+from duly.cli.database import with_app
 from duly.cli.jobs import note
-from duly.cli.queues import told_pause
-from duly.cli.workers import sign
+from duly.cli.options import interval_option
+from duly.cli.queues import pause_text
+from duly.cli.workers import liveness
 from duly.duly import Duly
 from duly.errors import StoreError
 from duly.model import MANY, JobRecord, Pause, QueueFigure, State, WorkerRecord
-from duly.rules.durations import describe, to_ms
+from duly.rules.durations import describe
 from duly.store import ops
 
-LEAST_MS = 100
 RUNNING, DEAD = 100, 5
 OPEN, CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen without a cursor, and back
 HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-class Look(msgspec.Struct, frozen=True):
-    """What one look at the database gives; rates are jobs a second, None until two beats of a worker were seen."""
+class Snapshot(msgspec.Struct, frozen=True):
+    """The state of the database at one moment. Rates are jobs a second, None until a worker has sent two heartbeats."""
 
     at: int
     queues: list[QueueFigure]
@@ -53,39 +53,34 @@ Examples:
   duly top --json | jq .succeeded_rate
 """
 )
-@click.option("--interval", default="1s", show_default=True, help="How long to wait between two looks.")
-@click.option("--once", is_flag=True, help="Look once and end.")
-@database_options
-@json_option
-def command(interval: str, once: bool, url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
+@interval_option
+@click.option("--once", is_flag=True, help="Print the state once and exit.")
+@with_app
+def command(app: Duly, interval_ms: int, once: bool, as_json: bool) -> None:
     """Watch queues, workers, running and dead jobs live, until Ctrl-C.
 
-    On a terminal it fills the screen, elsewhere, and where $TERM is dumb, it prints one line a look; with --json each
-    is one object. Workers count what they did and tell it at every beat: rates come from that. A database that goes
-    away is waited for.
+    On a terminal it fills the screen. Without one, or where $TERM is dumb, it prints a line at each interval; with
+    --json an object. Rates are computed from the counts that workers send with each heartbeat. While the database is
+    away, it waits.
     """
-    interval_ms = to_ms(interval, what="--interval")
-    if interval_ms < LEAST_MS:
-        raise click.UsageError(f"--interval is {interval!r}: give {LEAST_MS}ms or more.")
-    with opened(url, schema, target) as app:
-        where = app.driver.about().where
-        rates = Rates()
-        with suppress(KeyboardInterrupt):  # the way out
-            if once or as_json or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-                _print_looks(app, rates, where, interval_ms, once=once, as_json=as_json)
-            else:
-                _show_looks(app, rates, where, interval_ms)
+    where = app.driver.about().where
+    rates = Rates()
+    with suppress(KeyboardInterrupt):  # ends the command
+        if once or as_json or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+            _print_repeatedly(app, rates, where, interval_ms, once=once, as_json=as_json)
+        else:
+            _draw_repeatedly(app, rates, where, interval_ms)
 
 
 class Rates:
-    """Finds out how fast workers are, from what they count between two of their beats."""
+    """Computes the rates of workers from their counts at two heartbeats."""
 
     def __init__(self) -> None:
         self._seen: dict[str, WorkerRecord] = {}
         self._rates: dict[str, tuple[float, float]] = {}
 
     def of(self, workers: Sequence[WorkerRecord]) -> tuple[float, float] | tuple[None, None]:
-        """Give successes and failures a second of all living workers, as of their last beats."""
+        """Give successes and failures a second of all living workers, as of their last heartbeats."""
         alive = [worker for worker in workers if worker.alive]
         for worker in alive:
             self._note(worker)
@@ -107,12 +102,12 @@ class Rates:
         )
 
 
-def look(app: Duly, rates: Rates) -> Look:
-    """Look at the database once: a handful of questions, none of which grows with the number of jobs it finds."""
+def read(app: Duly, rates: Rates) -> Snapshot:
+    """Read the state of the database, by a few queries that do not get slower with more jobs."""
     run = app.driver.run
     workers, running = run(ops.workers()), run(ops.listing(state=State.RUNNING, limit=RUNNING))
     succeeded_rate, failed_rate = rates.of(workers)
-    return Look(
+    return Snapshot(
         at=run(ops.clock()),
         queues=run(ops.queues()),
         workers=workers,
@@ -125,16 +120,16 @@ def look(app: Duly, rates: Rates) -> Look:
     )
 
 
-def _print_looks(app: Duly, rates: Rates, where: str, interval_ms: int, *, once: bool, as_json: bool) -> None:
+def _print_repeatedly(app: Duly, rates: Rates, where: str, interval_ms: int, *, once: bool, as_json: bool) -> None:
     while True:
         try:
-            found = look(app, rates)
+            found = read(app, rates)
         except StoreError as error:
             if once:
                 raise
             _print_error(error, as_json=as_json)
         else:
-            _print_look(found, where, full=once, as_json=as_json)
+            _print_snapshot(found, where, full=once, as_json=as_json)
         if once:
             return
         time.sleep(interval_ms / 1000)
@@ -147,69 +142,69 @@ def _print_error(error: StoreError, *, as_json: bool) -> None:
         click.echo(f"{_clock()}  {output.plain(output.reason(error))}")
 
 
-def _print_look(found: Look, where: str, *, full: bool, as_json: bool) -> None:
+def _print_snapshot(found: Snapshot, where: str, *, full: bool, as_json: bool) -> None:
     if as_json:
         output.answer_json(found)
     elif full:
         click.echo("\n".join(picture(found, where)))
     else:
-        click.echo(f"{_clock(found.at)}  {in_a_line(found)}")
+        click.echo(f"{_clock(found.at)}  {sums_line(found)}")
 
 
 def _clock(at: int | None = None) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(None if at is None else at / 1000))
 
 
-def in_a_line(found: Look) -> str:
-    """Write the sums of a look."""
+def sums_line(found: Snapshot) -> str:
+    """Write the sums of a snapshot in a line."""
     states = ("ready", "scheduled", "waiting")
     counts = [f"{state} {_sum([getattr(one, state) for one in found.queues])}" for state in states]
     return "  ".join([f"running {_busy(found)}", *counts, f"dead {found.dead_count:,}", _speed(found), _alive(found)])
 
 
 def _sum(numbers: Sequence[int]) -> str:
-    given_up = any(number > MANY for number in numbers)
-    return f"{sum(min(number, MANY) for number in numbers):,}" + ("+" if given_up else "")
+    uncounted = any(number > MANY for number in numbers)
+    return f"{sum(min(number, MANY) for number in numbers):,}" + ("+" if uncounted else "")
 
 
-def _busy(found: Look) -> str:
+def _busy(found: Snapshot) -> str:
     slots = sum(worker.slots for worker in found.workers if worker.alive)
     return f"{_sum([one.running for one in found.queues])}/{slots}"
 
 
-def _speed(found: Look) -> str:
+def _speed(found: Snapshot) -> str:
     if found.succeeded_rate is None or found.failed_rate is None:
         return "done -/s  failed -/s"
     return f"done {found.succeeded_rate:.1f}/s  failed {found.failed_rate:.1f}/s"
 
 
-def _alive(found: Look) -> str:
+def _alive(found: Snapshot) -> str:
     alive = sum(worker.alive for worker in found.workers)
     silent = len(found.workers) - alive
     return f"workers {alive}" + (f" ({silent} silent)" if silent else "")
 
 
-def _show_looks(app: Duly, rates: Rates, where: str, interval_ms: int) -> None:
-    """Redraw the screen at every look; while the database is away the last picture stays, with the reason above."""
-    found, trouble = look(app, rates), ""
+def _draw_repeatedly(app: Duly, rates: Rates, where: str, interval_ms: int) -> None:
+    """Redraw the screen at each interval; while the database is away the last picture stays, with the error above."""
+    found, problem = read(app, rates), ""
     with screen():
         while True:
             size = shutil.get_terminal_size()
             head = f"{where}  every {describe(interval_ms)}, Ctrl-C ends"
             lines = picture(found, head, width=size.columns, height=size.lines)
-            if trouble:
-                lines[1] = output.style(output.cut(trouble, size.columns), fg="red")
+            if problem:
+                lines[1] = output.style(output.cut(problem, size.columns), fg="red")
             draw(lines[: size.lines])
             time.sleep(interval_ms / 1000)
             try:
-                found, trouble = look(app, rates), ""
+                found, problem = read(app, rates), ""
             except StoreError as error:
-                trouble = f"{_clock()} {output.plain(' '.join(output.reason(error).split()))}"
+                problem = f"{_clock()} {output.plain(' '.join(output.reason(error).split()))}"
 
 
 @contextmanager
 def screen() -> Iterator[None]:
-    """Take the terminal's other screen, and give it back whatever happens, SIGTERM too."""
+    """Use the alternate screen of the terminal, and restore the main one at the end, after SIGTERM too."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.stdout.write(OPEN)
     try:
@@ -221,16 +216,16 @@ def screen() -> Iterator[None]:
 
 
 def draw(lines: Sequence[str]) -> None:
-    """Write over what is on the screen, without wiping it first: that would flicker."""
+    """Overwrite the screen without clearing it first, which would flicker."""
     sys.stdout.write(HOME + "\n".join(line + REST_OF_LINE for line in lines) + REST_OF_SCREEN)
     sys.stdout.flush()
 
 
-def picture(found: Look, head: str, *, width: int | None = None, height: int = 10_000) -> list[str]:
-    """Write a look as lines; what is too long or too much for the screen is cut."""
+def picture(found: Snapshot, head: str, *, width: int | None = None, height: int = 10_000) -> list[str]:
+    """Write a snapshot as lines, cut to the size of the screen."""
     lines = [
         output.cut(f"duly top  {output.moment(found.at)}  {head}", width),
-        output.cut(in_a_line(found), width),
+        output.cut(sums_line(found), width),
     ]
     parts = [_queues(found, width), _workers(found, width), _dead(found, width)]
     left = height - len(lines) - sum(len(part) + 1 for part in parts if part)
@@ -242,26 +237,26 @@ def picture(found: Look, head: str, *, width: int | None = None, height: int = 1
     return lines
 
 
-def _queues(found: Look, width: int | None) -> list[str]:
+def _queues(found: Snapshot, width: int | None) -> list[str]:
     pauses = {pause.name: pause for pause in found.paused if pause.kind == "queue"}
     rows = [
         [
             one.name,
             *(output.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting)),
             output.age(one.oldest_ms),
-            told_pause(pauses.get(one.name), found.at),
+            pause_text(pauses.get(one.name), found.at),
         ]
         for one in found.queues
     ]
     return output.columns(["queue", "ready", "scheduled", "running", "waiting", "oldest", "paused"], rows, width=width)
 
 
-def _workers(found: Look, width: int | None) -> list[str]:
+def _workers(found: Snapshot, width: int | None) -> list[str]:
     rows = [
         [
             worker.id,
             worker.host,
-            sign(worker, found.at),
+            liveness(worker, found.at),
             f"{worker.running}/{worker.slots}",
             f"{worker.succeeded:,}",
             f"{worker.failed:,}",
@@ -272,7 +267,7 @@ def _workers(found: Look, width: int | None) -> list[str]:
     return output.columns(["worker", "host", "state", "busy", "done", "failed", "queues"], rows, width=width)
 
 
-def _running(found: Look, width: int | None) -> list[str]:
+def _running(found: Snapshot, width: int | None) -> list[str]:
     rows = [
         [job.id, job.task, job.queue, f"{job.attempt}/{job.max_attempts}", output.ago(job.due_at, found.at), note(job)]
         for job in found.running
@@ -280,6 +275,6 @@ def _running(found: Look, width: int | None) -> list[str]:
     return output.columns(["running", "task", "queue", "attempt", "due", "progress"], rows, width=width)
 
 
-def _dead(found: Look, width: int | None) -> list[str]:
+def _dead(found: Snapshot, width: int | None) -> list[str]:
     rows = [[job.id, job.task, job.queue, output.ago(job.finished_at, found.at), note(job)] for job in found.dead]
     return output.columns(["last dead", "task", "queue", "died", "error"], rows, width=width)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from duly.cli import output
-from duly.cli.database import database_options, json_option, opened, whole_id
+from duly.cli.database import whole_id, with_app
+from duly.duly import Duly
 
 
 @click.command(
@@ -16,15 +17,13 @@ Examples:
 """
 )
 @click.argument("job_id", metavar="ID")
-@database_options
-@json_option
-def command(job_id: str, url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
-    """Say why a job is not running: the first gate that is shut, and then the others that are.
+@with_app
+def command(app: Duly, job_id: str, as_json: bool) -> None:
+    """Explain why a job is not running: the first condition that stops it, and then the others.
 
-    JSON has the gate, the sentence, the facts it was judged by and the others. Exit code 3: no job has this id.
+    JSON has the name of the condition (gate), its sentence, the facts, and the others. Exit code 3: no job has this id.
     """
-    with opened(url, schema, target) as app:
-        why = app.why(whole_id(app, job_id))
+    why = app.why(whole_id(app, job_id))
     if as_json:
         output.answer_json(why)
     else:

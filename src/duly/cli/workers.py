@@ -1,4 +1,4 @@
-"""`duly workers`: the workers that have been heard of."""
+"""`duly workers`: lists the workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import click
 
 from duly.cli import output
-from duly.cli.database import database_options, json_option, opened
+from duly.cli.database import with_app
+from duly.duly import Duly
 from duly.model import WorkerRecord
 from duly.store import ops
 
@@ -19,26 +20,23 @@ Examples:
   duly workers --json --url postgresql://user@host/db
 """
 )
-@database_options
-@json_option
-def command(url: str | None, schema: str | None, target: str | None, as_json: bool) -> None:
-    """List the workers that have been heard of.
+@with_app
+def command(app: Duly, as_json: bool) -> None:
+    """List the workers, with their state at their last heartbeat.
 
-    A worker tells of itself at every beat, each third of its shortest lease: what it did is as of then. One that
-    missed three is silent: it is dead, hangs, or cannot reach the database. For probes on the worker's own machine see
-    `duly check`.
+    A worker sends a heartbeat every third of its shortest lease, with its counts. A worker that misses three is silent:
+    it is dead, hangs, or cannot reach the database. For probes on the machine of the worker use `duly check`.
     """
-    with opened(url, schema, target) as app:
-        workers, now = app.driver.run(ops.workers()), app.driver.run(ops.clock())
+    workers, now = app.driver.run(ops.workers()), app.driver.run(ops.clock())
     if as_json:
         output.answer_json(workers)
         return
-    tell_workers(workers, now)
+    print_workers(workers, now)
     if not workers:
-        click.echo("no worker has been heard of: start one with duly worker module:app")
+        click.echo("there are no workers yet: start one with duly worker module:app")
 
 
-def tell_workers(workers: Sequence[WorkerRecord], now: int) -> None:
+def print_workers(workers: Sequence[WorkerRecord], now: int) -> None:
     """Print a table of workers, the living first."""
     output.table(
         ["worker", "host", "pid", "state", "busy", "done", "failed", "up", "queues", "tasks"],
@@ -47,7 +45,7 @@ def tell_workers(workers: Sequence[WorkerRecord], now: int) -> None:
                 worker.id,
                 worker.host,
                 str(worker.pid),
-                sign(worker, now),
+                liveness(worker, now),
                 f"{worker.running}/{worker.slots}",
                 f"{worker.succeeded:,}",
                 f"{worker.failed:,}",
@@ -60,8 +58,8 @@ def tell_workers(workers: Sequence[WorkerRecord], now: int) -> None:
     )
 
 
-def sign(worker: WorkerRecord, now: int) -> str:
-    """Say whether a worker is alive, and how old is what it told last: its counts too are as of that beat."""
+def liveness(worker: WorkerRecord, now: int) -> str:
+    """Write whether a worker is alive, and the age of its last heartbeat; its counts are as old."""
     age = output.age(now - worker.seen_at, units=1)
     if worker.id.startswith("tick-") and worker.alive:
         return f"ticked {age} ago"
