@@ -2,11 +2,6 @@
 -- extends the lease, and the handler writes progress. Every such write names the token, so a worker that lost its lease
 -- changes nothing. `lane.sql` claims jobs with a cap, a rate or an order.
 
--- name: await_claim
--- Only PostgreSQL has something to wait for.
-select :token as waited
- where false;
-
 -- name: claim
 -- Ready rows in their order, then due scheduled ones, so that nothing has to be promoted first (no scheduled one is
 -- a suspect). A token that holds jobs already is being asked about again: it takes no more. Differs from PostgreSQL: each

@@ -1,11 +1,5 @@
 -- Debounce on SQLite and D1: the last of several calls under a key runs, once no further call comes.
 
--- name: lock_debounced
--- Only PostgreSQL has something to lock.
-select job_id as id
-  from duly_key
- where task = :task and key = :key and job_id = :parent_id and false;
-
 -- name: take_key
 -- A key that nobody holds, or that a success keeps, is taken over: what is debounced is never answered with an old
 -- result.

@@ -43,12 +43,6 @@ select 1 as held
   from duly_job
  where id = :parent_id and token = :parent_token and state = 'running';
 
--- name: lock_jobs
--- Only PostgreSQL has something to lock.
-select value as id
-  from json_each(:ids)
- where false;
-
 -- name: reserve_keys
 -- Never check-then-run: whoever gets the row of (task, key) has the key, everybody else reads who has it.
 insert into duly_key (task, key, job_id, state, fingerprint)

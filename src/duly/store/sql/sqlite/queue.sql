@@ -82,11 +82,6 @@ values (:id, :host, :pid, :queues, :tasks, :schedules, :beat_ms, :now, :now, :sl
    set queues = excluded.queues, tasks = excluded.tasks, schedules = excluded.schedules, beat_ms = excluded.beat_ms, seen_at = excluded.seen_at,
        slots = excluded.slots, succeeded = excluded.succeeded, failed = excluded.failed;
 
--- name: notify
--- Only PostgreSQL has somebody to tell: here workers watch the file.
-select 1 as told
- where false;
-
 -- name: leave
 delete from duly_worker
  where id = :id;
