@@ -40,8 +40,8 @@ update {{}}duly_meta set value = '{NEXT}' where name = 'schema';
 """
 
 
-def next_step(dialect: Dialect, text: str = NEXT_STEP) -> Migration:
-    return Migration(NEXT, "colour", text.replace("{}", "duly." if dialect == "postgres" else ""))
+def invented(dialect: Dialect, text: str = NEXT_STEP, number: int = NEXT) -> Migration:
+    return Migration(number, "colour", text.replace("{}", "duly." if dialect == "postgres" else ""))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Become a version of duly that has one more migration, or the text given instead of it."""
 
     def become(text: str = NEXT_STEP) -> None:
-        monkeypatch.setattr(migrate, "migrations", lambda dialect: (*REAL[dialect], next_step(dialect, text)))
+        monkeypatch.setattr(migrate, "migrations", lambda dialect: (*REAL[dialect], invented(dialect, text)))
 
     return become
 
@@ -156,7 +156,7 @@ def test_jobs_live_through_a_migration(tmp_path: Path, empty: str, next_version:
         store.close()
 
 
-# What the versions before this one wrote, in the words of their own
+# What the first version writes, in its own words
 
 
 OLD_WORKER = """
@@ -177,7 +177,7 @@ insert into duly_schedule (name, task, mode, spec, interval_ms, next_at, payload
 values ('old', 'work', 'rate', '10m', 600000, {NOW} + 600000, '1')"""
 
 
-def made_by_version(schema: int, store: Store) -> dict[str, str]:
+def made_by_first_version(store: Store) -> dict[str, str]:
     """Fill a database with jobs in every state, and return the ids by state."""
     ids = {state: new_id() for state in ("succeeded", "dead", "running", "ready", "scheduled")}
     store.query(OLD_DONE, ids["succeeded"], "succeeded", "1")
@@ -190,8 +190,7 @@ def made_by_version(schema: int, store: Store) -> dict[str, str]:
     store.query(OLD_KEY, keyed)
     store.query(OLD_PAUSE)
     store.query(OLD_WORKER)
-    if schema > 1:
-        store.query(OLD_SCHEDULE)
+    store.query(OLD_SCHEDULE)
     return ids
 
 
@@ -202,29 +201,50 @@ def rows_of(store: Store, tables: dict[str, list[str]]) -> dict[str, list[Any]]:
     }
 
 
+# Migrations of versions to come, so that a database can be older than its code by more than one of them. They do what
+# real ones do: add columns, tables and views, and make an index anew.
+LATER_STEPS = (
+    NEXT_STEP,
+    f"""
+drop index {{}}duly_job_ready;
+create index duly_job_ready on {{}}duly_job (queue, suspect, priority desc, due_at, id, colour)
+ where state = 'ready' and lane is null;
+alter table {{}}duly_schedule add column shade text not null default 'none';
+create view {{}}duly_colours as select id, colour from {{}}duly_job;
+update {{}}duly_meta set value = '{NEXT + 1}' where name = 'schema';
+""",
+)
+LAST = NEWEST + len(LATER_STEPS)
+
+
+def all_steps(dialect: Dialect) -> tuple[Migration, ...]:
+    later = enumerate(LATER_STEPS, NEXT)
+    return (*REAL[dialect], *(invented(dialect, text, number) for number, text in later))
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-@pytest.mark.parametrize("schema", range(1, NEWEST))
+@pytest.mark.parametrize("schema", range(1, LAST))
 def test_u01_a_database_of_an_older_schema_becomes_one_of_this_version_and_nothing_is_lost(
     tmp_path: Path, empty: str, kind: str, schema: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = {"sqlite": lambda: SQLiteStore(tmp_path / "duly.db"), "postgres": lambda: PostgresStore(empty)}[kind]
     with monkeypatch.context() as then:
-        then.setattr(migrate, "migrations", lambda dialect: REAL[dialect][:schema])
+        then.setattr(migrate, "migrations", lambda dialect: all_steps(dialect)[:schema])
         if kind == "postgres":
             bring_up_to_date(empty)
         old = opened()
-        ids = made_by_version(schema, old)
-        # Nobody could make a schedule in schema 1.
-        tables = {table: columns_of(old, table) for table in TABLES if schema > 1 or table != "duly_schedule"}
+        ids = made_by_first_version(old)
+        tables = {table: columns_of(old, table) for table in TABLES}
         before = rows_of(old, tables)
         assert dict(old.query("select name, value from duly_meta")) == {"schema": str(schema), "works_with": "1"}
         old.close()
+    monkeypatch.setattr(migrate, "migrations", all_steps)
     if kind == "postgres":
-        needs = f"has schema {schema}, this version of duly needs {NEWEST}: run `duly migrate"
+        needs = f"has schema {schema}, this version of duly needs {LAST}: run `duly migrate"
         assert needs in refused(PostgresDriver(empty))
-        assert [step.number for step in bring_up_to_date(empty)] == list(range(schema + 1, NEXT))
+        assert [step.number for step in bring_up_to_date(empty)] == list(range(schema + 1, LAST + 1))
     store = opened()
-    assert sorted(store.query("select name, value from duly_meta")) == META
+    assert sorted(store.query("select name, value from duly_meta")) == [("schema", str(LAST)), ("works_with", "1")]
     assert rows_of(store, tables) == before
     assert {state: store.state(job_id) for state, job_id in ids.items()} == {state: state for state in ids}
     assert store.get(ids["succeeded"]).result == 1
@@ -368,7 +388,7 @@ def test_an_older_schema_is_told_to_migrate_on_postgres(postgres_url: str, next_
 
 def test_u01_a_newer_schema_that_says_it_works_with_this_version_does(database: Any) -> None:
     connect, change = database
-    change("update duly.duly_meta set value = '7' where name = 'schema'")
+    change(f"update duly.duly_meta set value = '{NEXT}' where name = 'schema'")
     driver = connect()
     assert driver.run(ops.next_due("q")) is None
     driver.close()
@@ -376,9 +396,9 @@ def test_u01_a_newer_schema_that_says_it_works_with_this_version_does(database: 
 
 def test_a_newer_schema_that_needs_a_newer_version_is_refused(database: Any) -> None:
     connect, change = database
-    change("update duly.duly_meta set value = '7' where name in ('schema', 'works_with')")
+    change(f"update duly.duly_meta set value = '{NEXT}' where name in ('schema', 'works_with')")
     told = refused(connect())
-    assert f"has schema 7, which needs a newer duly than this one (schema {NEWEST}): upgrade duly" in told
+    assert f"has schema {NEXT}, which needs a newer duly than this one (schema {NEWEST}): upgrade duly" in told
 
 
 def test_a_table_that_is_missing_is_named(database: Any) -> None:
@@ -565,12 +585,12 @@ def test_no_index_of_live_jobs_is_touched_by_a_beat(postgres_url: str) -> None:
 
 
 def test_a_file_that_somebody_takes_further_than_we_know_while_we_wait_for_its_lock_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_version: Any
 ) -> None:
     path = tmp_path / "duly.db"
     open_file(path)
+    next_version()  # so that we want to migrate
     theirs = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    theirs.execute("update duly_meta set value = ? where name = 'schema'", (str(NEWEST - 1),))  # so that we want to
     theirs.execute("begin immediate")
 
     def waits(conn: sqlite3.Connection, _: float) -> None:

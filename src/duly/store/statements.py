@@ -1,18 +1,18 @@
-"""Loads the `.sql` files and fits their sections to each driver.
+"""Loads the `.sql` files and writes their sections in the style of each driver.
 
-One folder per dialect, many sections per file, one statement or a list of them per section:
+Each dialect has a folder. A file has many sections. A section is one statement or a list of statements:
 
     -- name: claim
-    -- Why it is the way it is.
+    -- The reason for the way it is written.
     update duly_job ...;
     select ...;
 
-Parameters are written `:name`. `:now` is special: the database's own clock unless a moment is bound. In
-a section `enqueue` the line
+Parameters are written `:name`. `:now` is special: the database's own clock, unless the caller binds a time.
+A section `enqueue` with the line
 
     -- again: on conflict (id) do nothing
 
-makes a second one, `enqueue_again`, whose statement ends with that: the same, sent after a lost answer.
+has a twin `enqueue_again`: the same statement with that ending, sent after a lost answer.
 """
 
 from __future__ import annotations
@@ -30,6 +30,20 @@ CLOCK = {
     "sqlite": "cast(coalesce(:now, round((julianday('now') - 2440587.5) * 86400000.0)) as integer)",
     "postgres": "coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000)::bigint)",
 }
+
+# Locks, waits and hints, which SQLite with its one writer does not need: there these sections are empty.
+POSTGRES_ONLY = frozenset(
+    {
+        "await_claim",
+        "fire_lock",
+        "lock_debounced",
+        "lock_jobs",
+        "notify",
+        "uncompiled",
+        "unqueue_lock",
+        "wait_for_lanes",
+    }
+)
 
 _SECTION = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _AGAIN = re.compile(r"^-- again: (.+)$", re.MULTILINE)
@@ -49,7 +63,7 @@ class Statement(NamedTuple):
 @cache
 def sections(dialect: Dialect) -> dict[str, tuple[str, ...]]:
     """Return the statements of every section of a dialect, by the section's name."""
-    found: dict[str, tuple[str, ...]] = {}
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(POSTGRES_ONLY, ()) if dialect == "sqlite" else {}
     for file in sorted(files("duly.store.sql").joinpath(dialect).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):
             _, *parts = _SECTION.split(file.read_text("utf-8"))

@@ -121,3 +121,89 @@ select id, host, pid, queues, tasks, beat_ms, started_at, seen_at, slots, coales
   from duly.duly_worker
   left join running on holder = id
  order by started_at, id;
+
+-- name: limit_queue
+-- What is null stays as it is, what is below 0 is taken away. A depth that was counted up to another limit says nothing.
+with old as (
+    select max_depth, ageing_ms, retry_share
+      from (select 1) as one
+      left join duly.duly_queue on kind = 'queue' and name = :name
+),
+changed as (
+    select max_depth, ageing_ms, retry_share,
+           case when :max_depth::bigint is null then max_depth when :max_depth::bigint >= 0 then :max_depth::bigint end
+               as new_depth,
+           case when :ageing_ms::bigint is null then ageing_ms when :ageing_ms::bigint >= 0 then :ageing_ms::bigint end
+               as new_ageing,
+           case when :retry_share::float8 is null then retry_share
+                when :retry_share::float8 >= 0 then :retry_share::float8 end as new_share
+      from old
+)
+insert into duly.duly_event (at, name, subject, by, why, data)
+select :now, 'queue.limited', :name::text, :by::text, :why::text,
+       json_build_object(
+           'before', json_build_object('depth', max_depth, 'ageing_ms', ageing_ms, 'retry_share', retry_share),
+           'after', json_build_object('depth', new_depth, 'ageing_ms', new_ageing, 'retry_share', new_share))::text
+  from changed
+ where max_depth is distinct from new_depth or ageing_ms is distinct from new_ageing
+    or retry_share is distinct from new_share;
+insert into duly.duly_queue (kind, name, max_depth, ageing_ms, retry_share, set_at, set_by, set_why)
+values ('queue', :name::text, case when :max_depth::bigint >= 0 then :max_depth::bigint end,
+        case when :ageing_ms::bigint >= 0 then :ageing_ms::bigint end,
+        case when :retry_share::float8 >= 0 then :retry_share::float8 end, :now, :by::text, :why::text)
+    on conflict (kind, name) do update
+   set max_depth = case when :max_depth::bigint is null then duly_queue.max_depth else excluded.max_depth end,
+       ageing_ms = case when :ageing_ms::bigint is null then duly_queue.ageing_ms else excluded.ageing_ms end,
+       retry_share = case when :retry_share::float8 is null then duly_queue.retry_share else excluded.retry_share end,
+       depth = case when :max_depth::bigint is null or duly_queue.max_depth is not distinct from excluded.max_depth
+                    then duly_queue.depth end,
+       depth_at = case when :max_depth::bigint is null or duly_queue.max_depth is not distinct from excluded.max_depth
+                       then duly_queue.depth_at end,
+       set_at = excluded.set_at, set_by = excluded.set_by, set_why = excluded.set_why
+ where (:max_depth::bigint is not null and duly_queue.max_depth is distinct from excluded.max_depth)
+    or (:ageing_ms::bigint is not null and duly_queue.ageing_ms is distinct from excluded.ageing_ms)
+    or (:retry_share::float8 is not null and duly_queue.retry_share is distinct from excluded.retry_share);
+
+-- name: limits
+select kind, name, max_depth, depth, depth_at, ageing_ms, retry_share, set_at, set_by, set_why,
+       :now - depth_at as depth_age_ms
+  from duly.duly_queue
+ where kind = 'queue' and (max_depth is not null or ageing_ms is not null or retry_share is not null)
+ order by name;
+
+-- name: depth
+-- What waits in a queue, counted no further than asked, and ordered as its index is: see `queues`.
+select count(*) as depth
+  from ((select 1 from duly.duly_job
+          where state = 'ready' and lane is null and queue = :queue
+          order by suspect, priority desc, due_at, id limit :enough::bigint)
+         union all
+        (select 1 from duly.duly_job
+          where state = 'scheduled' and lane is null and queue = :queue
+          order by due_at, id limit :enough::bigint)
+         union all
+        (select 1 from duly.duly_job
+          where state = 'ready' and lane is not null and queue = :queue
+          order by suspect, task, lane, priority desc, due_at, id limit :enough::bigint)
+         union all
+        (select 1 from duly.duly_job
+          where state = 'scheduled' and lane is not null and queue = :queue
+          order by due_at, id limit :enough::bigint)
+         union all
+        (select 1 from duly.duly_job
+          where state = 'waiting' and parked_version is null and queue = :queue
+          order by due_at limit :enough::bigint)
+         union all
+        (select 1 from duly.duly_job
+          where parked_version is not null and queue = :queue
+          order by task, parked_version limit :enough::bigint)
+         limit :enough::bigint) as waiting;
+
+-- name: note_depth
+-- One count a second is enough for a whole fleet, and one that stopped at another limit says nothing.
+update duly.duly_queue
+   set depth = :depth::bigint, depth_at = now
+  from (select :now as now) as clock
+ where kind = 'queue' and name = :queue and max_depth = :max_depth::bigint
+   and (depth_at is null or depth_at <= now - 1000 or depth_at > now)
+returning name;

@@ -62,12 +62,6 @@ select walk_task as task, walk_lane as lane
   from walk
  where place = :lanes and (place = 1 or walk_lane <> first_lane);
 
--- name: wait_for_lanes
--- Only PostgreSQL has something to wait for. No lane is called so.
-update duly_lane
-   set held_by = :token
- where name = '';
-
 -- name: hold_lanes
 -- Only a rate has something to remember. Permits of a later hour were written before the clock stepped back: they count
 -- from now on, or nothing would run for that hour.

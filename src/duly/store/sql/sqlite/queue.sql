@@ -82,11 +82,6 @@ values (:id, :host, :pid, :queues, :tasks, :schedules, :beat_ms, :now, :now, :sl
    set queues = excluded.queues, tasks = excluded.tasks, schedules = excluded.schedules, beat_ms = excluded.beat_ms, seen_at = excluded.seen_at,
        slots = excluded.slots, succeeded = excluded.succeeded, failed = excluded.failed;
 
--- name: notify
--- Only PostgreSQL has somebody to tell: here workers watch the file.
-select 1 as told
- where false;
-
 -- name: leave
 delete from duly_worker
  where id = :id;
@@ -104,3 +99,90 @@ select id, host, pid, queues, tasks, beat_ms, started_at, seen_at, slots, coales
   from duly_worker
   left join running on holder = id
  order by started_at, id;
+
+-- name: limit_queue
+-- What is null stays as it is, what is below 0 is taken away. A depth that was counted up to another limit says nothing.
+with old as (
+    select max_depth, ageing_ms, retry_share
+      from (select 1)
+      left join duly_queue on kind = 'queue' and name = :name
+),
+changed as (
+    select max_depth, ageing_ms, retry_share,
+           case when :max_depth is null then max_depth when :max_depth >= 0 then cast(:max_depth as integer) end
+               as new_depth,
+           case when :ageing_ms is null then ageing_ms when :ageing_ms >= 0 then cast(:ageing_ms as integer) end
+               as new_ageing,
+           case when :retry_share is null then retry_share when :retry_share >= 0 then cast(:retry_share as real) end
+               as new_share
+      from old
+)
+insert into duly_event (at, name, subject, by, why, data)
+select :now, 'queue.limited', :name, :by, :why,
+       json_object('before', json_object('depth', max_depth, 'ageing_ms', ageing_ms, 'retry_share', retry_share),
+                   'after', json_object('depth', new_depth, 'ageing_ms', new_ageing, 'retry_share', new_share))
+  from changed
+ where max_depth is not new_depth or ageing_ms is not new_ageing or retry_share is not new_share;
+insert into duly_queue (kind, name, max_depth, ageing_ms, retry_share, set_at, set_by, set_why)
+values ('queue', :name, case when :max_depth >= 0 then :max_depth end, case when :ageing_ms >= 0 then :ageing_ms end,
+        case when :retry_share >= 0 then :retry_share end, :now, :by, :why)
+    on conflict (kind, name) do update
+   set max_depth = case when :max_depth is null then duly_queue.max_depth else excluded.max_depth end,
+       ageing_ms = case when :ageing_ms is null then duly_queue.ageing_ms else excluded.ageing_ms end,
+       retry_share = case when :retry_share is null then duly_queue.retry_share else excluded.retry_share end,
+       depth = case when :max_depth is null or duly_queue.max_depth is excluded.max_depth then duly_queue.depth end,
+       depth_at = case when :max_depth is null or duly_queue.max_depth is excluded.max_depth then duly_queue.depth_at end,
+       set_at = excluded.set_at, set_by = excluded.set_by, set_why = excluded.set_why
+ where (:max_depth is not null and duly_queue.max_depth is not excluded.max_depth)
+    or (:ageing_ms is not null and duly_queue.ageing_ms is not excluded.ageing_ms)
+    or (:retry_share is not null and duly_queue.retry_share is not excluded.retry_share);
+
+-- name: limits
+select kind, name, max_depth, depth, depth_at, ageing_ms, retry_share, set_at, set_by, set_why,
+       :now - depth_at as depth_age_ms
+  from duly_queue
+ where kind = 'queue' and (max_depth is not null or ageing_ms is not null or retry_share is not null)
+ order by name;
+
+-- name: depth
+-- What waits in a queue, counted no further than asked, and ordered as its index is: see `queues`.
+select count(*) as depth
+  from (select 1 from (
+        select 1 from duly_job
+         where state = 'ready' and lane is null and queue = :queue
+         order by suspect, priority desc, due_at, id limit :enough)
+         union all
+        select 1 from (
+        select 1 from duly_job
+         where state = 'scheduled' and lane is null and queue = :queue
+         order by due_at, id limit :enough)
+         union all
+        select 1 from (
+        select 1 from (
+        select 1 from duly_job
+         where state = 'ready' and lane is not null and queue = :queue
+         order by suspect, task, lane, priority desc, due_at, id limit :enough)
+         union all
+        select 1 from (
+        select 1 from duly_job
+         where state = 'scheduled' and lane is not null and queue = :queue
+         order by due_at, id limit :enough))
+         union all
+        select 1 from (
+        select 1 from duly_job
+         where state = 'waiting' and parked_version is null and queue = :queue
+         order by due_at limit :enough)
+         union all
+        select 1 from (
+        select 1 from duly_job
+         where parked_version is not null and queue = :queue
+         order by task, parked_version limit :enough)
+         limit :enough);
+
+-- name: note_depth
+-- One count a second is enough for a whole fleet, and one that stopped at another limit says nothing.
+update duly_queue
+   set depth = :depth, depth_at = :now
+ where kind = 'queue' and name = :queue and max_depth = :max_depth
+   and (depth_at is null or depth_at <= :now - 1000 or depth_at > :now)
+returning name;

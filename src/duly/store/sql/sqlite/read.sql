@@ -209,11 +209,6 @@ select job.id, job.task, job.queue, job.state, job.due_at, job.expires_at, job.a
     on task_gate.kind = 'task' and task_gate.name = job.task and task_gate.paused_at is not null
    and (task_gate.paused_until is null or task_gate.paused_until > :now);
 
--- name: uncompiled
--- Only PostgreSQL compiles statements.
-select 1 as told
- where false;
-
 -- name: queues
 -- Each step of `live` looks up the next name in every index, and each of `level` the next priority, lowest first: there
 -- the oldest are. So this costs by the number of queues and priorities, and counting stops, however many jobs there are. What is counted is

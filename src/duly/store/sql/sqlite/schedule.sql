@@ -42,11 +42,6 @@ select id
  where schedule in (select value from json_each(:names)) and finished_at is null and cancel_requested_at is null
  order by id;
 
--- name: fire_lock
--- Only PostgreSQL has somebody to wait for.
-select null as name
- where :fires is null;
-
 -- name: fire_jobs
 -- What has been fired is not fired again, whatever anybody decided. A run is due when it is fired, by the clock of now.
 insert into duly_job (
@@ -262,11 +257,6 @@ select due_at
   from duly_fire
  where schedule = :name and outcome = 'fired' and due_at between :since and :until
  order by due_at;
-
--- name: unqueue_lock
--- Only PostgreSQL has somebody to wait for.
-select null as name
- where false;
 
 -- name: unqueue
 -- Lets runs begin that wait for nobody any more: who was about to end the one before them did not, or it was deleted by

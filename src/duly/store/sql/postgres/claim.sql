@@ -1,0 +1,351 @@
+-- Claim on PostgreSQL: a worker takes due jobs on lease, by a token that it made. While a job runs, the worker extends
+-- the lease, and the handler writes progress. Every such write names the token, so a worker that lost its lease changes
+-- nothing. `lane.sql` claims jobs with a cap, a rate or an order.
+
+-- name: await_claim
+-- The first try may still be on its way in another session, not committed and so not seen. It holds the lock of its
+-- token until then. Answers nothing.
+with waited as materialized (select pg_advisory_xact_lock(:token::bigint)::text as waited)
+select waited from waited where waited is null;
+
+-- name: claim
+-- Differs from SQLite: each claimer skips the rows that another has locked. The row is chosen and locked in a
+-- materialized step: inside an `in (...)` the planner may choose it twice and take more than the limit. Locked, it stays
+-- in its place until it is updated; if somebody changed it just before, that place is not seen here, and it is left to the
+-- next claim. What the token holds already is not answered here but by `recall`, which follows where a claim is sent once
+-- more: to put both together and in order took a fifth of the claim.
+with clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
+asked as materialized (
+    select case when not pg_try_advisory_xact_lock(:token::bigint)
+                  or exists (select 1 from duly.duly_job where token = :token::bigint)
+                  or exists (select 1 from gate where kind = 'queue' and name = :queue) then 0
+                else :limit::int end as room
+),
+ready as materialized (
+    select ctid as place
+      from duly.duly_job
+     where state = 'ready' and lane is null and queue = :queue and suspect = :alone::boolean
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate where kind = 'task')
+       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+     order by priority desc, due_at, id
+     limit (select room from asked)
+       for update skip locked
+),
+due as materialized (
+    select ctid as place
+      from duly.duly_job
+     where state = 'scheduled' and lane is null and queue = :queue and not :alone::boolean and due_at <= (select now from clock)
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate where kind = 'task')
+       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+     order by due_at, id
+     limit (select room from asked) - (select count(*) from ready)
+       for update skip locked
+)
+update duly.duly_job
+   set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
+       lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
+       progress_message = null, reason = null
+ where ctid = any (array(select place from ready union all select place from due))
+returning id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+          lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at,
+          origin::text, lane;
+
+-- name: claim_marked
+-- The same, but the order is walked in parts, best first. One that begins at a mark does so a moment before the present,
+-- because enqueues do not commit in the order of their due times. By the equality on `queue` one part is expected and not
+-- the hundred of any JSON, for which the plan would be compiled. Apart from `claim`, because all this costs a tenth of it.
+with clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
+free as materialized (
+    select case when pg_try_advisory_xact_lock(:token::bigint)
+                 and not exists (select 1 from duly.duly_job where token = :token::bigint)
+                 and not exists (select 1 from gate where kind = 'queue' and name = :queue) then :limit::int
+                else 0 end as room
+),
+part as materialized (
+    select top, bottom, least(due_at, now - 100) as due_at,
+           case when due_at <= now - 100 then id else '00000000-0000-0000-0000-000000000000' end as id
+      from json_to_recordset(:parts::json) as part (queue text, top int, bottom int, due_at bigint, id uuid)
+     cross join clock
+     where queue = :queue
+),
+ready as materialized (
+    select chosen.place
+      from part
+     cross join lateral (
+           select ctid as place
+             from duly.duly_job
+            where state = 'ready' and lane is null and queue = :queue and suspect = false
+              and priority <= part.top and priority >= part.bottom and (due_at, id) >= (part.due_at, part.id)
+              and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+              and task not in (select name from gate where kind = 'task')
+              and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+            order by priority desc, due_at, id
+            limit (select room from free)
+              for update skip locked) as chosen
+     limit (select room from free)
+),
+due as materialized (
+    select ctid as place
+      from duly.duly_job
+     where state = 'scheduled' and lane is null and queue = :queue and due_at <= (select now from clock)
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate where kind = 'task')
+       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+     order by due_at, id
+     limit (select room from free) - (select count(*) from ready)
+       for update skip locked
+)
+update duly.duly_job
+   set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
+       lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
+       progress_message = null, reason = null
+ where ctid = any (array(select place from ready union all select place from due))
+returning id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+          lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at,
+          origin::text, lane;
+
+-- name: claim_shaped
+-- `claim` for a queue whose priorities age (`:ageing_ms`) or whose retries have a budget (`:retries`). Of due retries,
+-- the budget goes before the rest of the queue and all others after it. With many retries due, others that are due are
+-- looked for among the first only: promoting finds them. Differs from SQLite: `best` says how many of each priority are
+-- among the first, without a lock, and `ready` takes as many of each, past what others have locked. What that leaves
+-- free, because others were there first, `rest` fills.
+with recursive clock as materialized (select :now as now),
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+),
+asked as materialized (
+    select case when not pg_try_advisory_xact_lock(:token::bigint)
+                  or exists (select 1 from duly.duly_job where token = :token::bigint)
+                  or exists (select 1 from gate where kind = 'queue' and name = :queue) then 0
+                else :limit::int end as room
+),
+budgeted as materialized (
+    select id
+      from duly.duly_job
+     where state = 'scheduled' and lane is null and queue = :queue and attempt > 0 and due_at <= (select now from clock)
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate where kind = 'task')
+     order by due_at, id
+     limit least(coalesce(:retries::int, 0), (select room from asked))
+       for update skip locked
+),
+level (level_priority, place) as (
+    select (select priority from duly.duly_job
+             where state = 'ready' and lane is null and queue = :queue and suspect = false
+             order by priority desc limit 1), 1
+     union all
+    select (select priority from duly.duly_job
+             where state = 'ready' and lane is null and queue = :queue and suspect = false and priority < level_priority
+             order by priority desc limit 1), place + 1
+      from level
+     where level_priority is not null and place < 1000
+),
+best as materialized (
+    select level_priority, count(*) as share
+      from (select level_priority
+              from level
+             cross join lateral (
+                   select due_at, id
+                     from duly.duly_job
+                    where state = 'ready' and lane is null and queue = :queue and suspect = false
+                      and priority = level_priority
+                      and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+                      and task not in (select name from gate where kind = 'task')
+                      and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+                    order by due_at, id
+                    limit (select room from asked) - (select count(*) from budgeted)) as first_ones
+             where level_priority is not null
+             order by case when :ageing_ms::bigint is null then - level_priority
+                           else due_at - level_priority * :ageing_ms::float8 end,
+                      case when :ageing_ms::bigint is null then due_at end, id
+             limit (select room from asked) - (select count(*) from budgeted)) as first_of_all
+     group by level_priority
+),
+ready as materialized (
+    select chosen.id
+      from best
+     cross join lateral (
+           select id
+             from duly.duly_job
+            where state = 'ready' and lane is null and queue = :queue and suspect = false and priority = level_priority
+              and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+              and task not in (select name from gate where kind = 'task')
+              and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+            order by due_at, id
+            limit best.share
+              for update skip locked) as chosen
+     limit (select room from asked) - (select count(*) from budgeted)
+),
+rest as materialized (
+    select id
+      from duly.duly_job
+     where state = 'ready' and lane is null and queue = :queue and suspect = false
+       and id <> all (array(select id from ready))
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate where kind = 'task')
+       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+     order by priority desc, due_at, id
+     limit (select room from asked) - (select count(*) from budgeted) - (select count(*) from ready)
+       for update skip locked
+),
+fresh as materialized (
+    select id
+      from duly.duly_job
+     where state = 'scheduled' and lane is null and queue = :queue and due_at <= (select now from clock)
+       and (:retries::int is null
+            or (attempt = 0 and due_at <= coalesce(
+                (select due_at from duly.duly_job
+                  where state = 'scheduled' and lane is null and queue = :queue and due_at <= (select now from clock)
+                  order by due_at, id limit 1 offset 100), (select now from clock))))
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate where kind = 'task')
+       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+     order by due_at, id
+     limit (select room from asked) - (select count(*) from budgeted) - (select count(*) from ready)
+           - (select count(*) from rest)
+       for update skip locked
+),
+further as materialized (
+    select id
+      from duly.duly_job
+     where state = 'scheduled' and lane is null and queue = :queue and attempt > 0 and due_at <= (select now from clock)
+       and :retries::int is not null and id <> all (array(select id from budgeted))
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate where kind = 'task')
+     order by due_at, id
+     limit (select room from asked) - (select count(*) from budgeted) - (select count(*) from ready)
+           - (select count(*) from rest) - (select count(*) from fresh)
+       for update skip locked
+),
+taken as (
+    update duly.duly_job
+       set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
+           lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
+           progress_message = null, reason = null
+     where id = any (array(
+           select id from budgeted union all select id from ready union all select id from rest
+            union all select id from fresh union all select id from further))
+    returning id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+              lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
+)
+select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text,
+       lane
+  from (select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
+          from taken
+         union all
+        select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
+          from duly.duly_job
+         where token = :token::bigint) as held
+ order by case when :ageing_ms::bigint is null then - priority else due_at - priority * :ageing_ms::float8 end,
+          case when :ageing_ms::bigint is null then due_at end, id;
+
+-- name: recall
+select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at,
+       origin::text, lane
+  from duly.duly_job
+ where token = :token::bigint
+ order by priority desc, due_at, id;
+
+-- name: head
+-- Beside the first row that a claim would take, how long it took to come to it: rows that are gone stay in the index
+-- until vacuum may remove them, and are walked over each time.
+with clock as materialized (select :now as now, clock_timestamp() as began),
+gate as materialized (
+    select name
+      from duly.duly_queue, clock
+     where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > now)
+),
+head as materialized (
+    select priority, due_at, id
+      from duly.duly_job
+     where state = 'ready' and lane is null and queue = :queue and suspect = false
+       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+       and task not in (select name from gate)
+       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+     order by priority desc, due_at, id
+     limit 1
+)
+select priority, due_at, id::text, (extract(epoch from clock_timestamp() - began) * 1000)::float8 as took_ms
+  from clock
+  left join head on true;
+
+-- name: extend
+-- Differs from SQLite: a row that somebody has locked (a caller's open transaction that stages its finish, a cancel)
+-- must not hold up the others. It is still mine and is extended at the next beat; rescue leaves locked rows alone.
+with clock as materialized (select :now as now),
+held as materialized (select id, token from json_to_recordset(:held::json) as held (id uuid, token bigint)),
+mine as materialized (
+    select duly_job.id
+      from held
+      join duly.duly_job on duly_job.id = held.id and duly_job.token is not distinct from held.token
+     where duly_job.id = any (array(select id from held)) and duly_job.state = 'running'
+     order by duly_job.id
+       for update of duly_job skip locked
+),
+extended as (
+    update duly.duly_job
+       set lease_until = (select now from clock) + lease_ms
+     where id = any (array(select id from mine))
+    returning id, cancel_requested_at
+)
+select id::text, cancel_requested_at
+  from extended
+ union all
+select duly_job.id::text, cancel_requested_at
+  from held
+  join duly.duly_job on duly_job.id = held.id and duly_job.token is not distinct from held.token
+ where duly_job.id = any (array(select id from held)) and duly_job.state = 'running'
+   and duly_job.id <> all (array(select id from mine));
+
+-- name: progress
+-- Differs from SQLite, as `extend` does: the handler's own open transaction may hold the row, and would wait for itself.
+with mine as materialized (
+    select id
+      from duly.duly_job
+     where id = :id::uuid and token is not distinct from :token::bigint and state = 'running'
+       for update skip locked
+),
+written as (
+    update duly.duly_job
+       set progress = :progress::real, progress_message = :message::text
+     where id = any (array(select id from mine))
+)
+select id::text
+  from duly.duly_job
+ where id = :id::uuid and token is not distinct from :token::bigint and state = 'running';
+
+-- name: heartbeat
+-- Differs from SQLite, as `progress` does.
+with mine as materialized (
+    select id
+      from duly.duly_job
+     where id = :id::uuid and token is not distinct from :token::bigint and state = 'running'
+       for update skip locked
+),
+written as (
+    update duly.duly_job
+       set heartbeat_at = :now
+     where id = any (array(select id from mine))
+)
+select id::text
+  from duly.duly_job
+ where id = :id::uuid and token is not distinct from :token::bigint and state = 'running';
