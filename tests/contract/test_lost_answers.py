@@ -38,7 +38,8 @@ from duly.rules.firing import Firing, Run, Skip, Told
 from duly.store import batches, ops, queues, schedules
 from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver, Point
-from duly.store.ops import Finish, Op, Replay
+from duly.store.op import Finish, Op
+from duly.store.ops import Replay
 from tests.contract.stores import CALLBACKS, NOW, D1Store, PostgresStore, SQLiteStore, Store, callback, definition, held
 
 FAILURE = Failure("builtins.ValueError", "no", "a traceback")

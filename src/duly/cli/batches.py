@@ -37,7 +37,7 @@ from duly.errors import BatchNotFound, StoreError
 from duly.model import BatchRecord
 from duly.rules.durations import to_ms
 from duly.store import ops, sequence
-from duly.store.ops import Op
+from duly.store.op import Op
 
 LEAST_MS = 100
 RATE_OVER_S = 10.0

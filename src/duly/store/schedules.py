@@ -19,7 +19,7 @@ from duly.rules import envelope as envelopes
 from duly.rules import failure
 from duly.rules.firing import Due, Firing, Run, Skip
 from duly.rules.timing import Mode, Timing
-from duly.store.ops import Op, Row, Rows
+from duly.store.op import Op, Row, Rows
 
 _json = msgspec.json.Encoder().encode
 
