@@ -753,6 +753,8 @@ def test_j01_no_write_is_missing_here() -> None:
         f"{before}{found}"
         for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches), ("shape.", queues))
         for found, function in inspect.getmembers(module, inspect.isfunction)
-        if not found.startswith("_") and str(inspect.signature(function).return_annotation).startswith("Op[")
+        if not found.startswith("_")
+        and function.__module__.startswith(module.__name__)
+        and str(inspect.signature(function).return_annotation).startswith("Op[")
     }  # fmt: skip
     assert made - READS - {"while_held"} == {which.split()[0] for which in SCENARIOS}

@@ -2252,14 +2252,14 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        '"reason": _clean(change.reason)',
+        '"reason": clean(change.reason)',
         '"reason": change.reason',
         "tests/contract/test_hazards.py -k r04_no_text",
     ),
     Mutant(
         "src/duly/store/ops.py",
-        "        return FIRST_ID\n\n\ndef _uuids",
-        "        return job_id\n\n\ndef _uuids",
+        "        return FIRST_ID\n\n\ndef uuid_texts",
+        "        return job_id\n\n\ndef uuid_texts",
         "tests/contract/test_hazards.py -k an_id_is_found",
     ),
     Mutant(
@@ -4243,7 +4243,7 @@ MUTANTS = [
     ),
     Mutant(
         "src/duly/store/ops.py",
-        '        parts.append(_part(queue, top, _LEAST["priority"]))\n',
+        "        parts.append(_part(queue, top, LOWEST_PRIORITY))\n",
         "        pass\n",
         "tests/contract/test_claim.py -k j07_a_claim_with_a_mark",
     ),
