@@ -14,6 +14,7 @@ from typing import Any
 from duly.model import KEEP_MS, Change, Claimed, NewJob, State, Terms
 from duly.store import ops
 from duly.store.driver import Driver
+from duly.store.op import Finish, Held, Op
 
 PAYLOAD = '{"order":4711,"mail":"somebody@example.org"}'
 QUEUE, TASK, WORKER = "default", "send_receipt", "host-1:4242:a1b2c3"
@@ -88,14 +89,14 @@ class Duly(Contestant):
             jobs = whole(claimed, batch)
         await run(self._finish(jobs))
 
-    def _claim(self, batch: int) -> ops.Op[list[Claimed]]:
+    def _claim(self, batch: int) -> Op[list[Claimed]]:
         return ops.claim(QUEUE, limit=batch, token=next(self._tokens), worker=WORKER, tasks=[TASK])
 
-    def _finish(self, jobs: Sequence[Claimed]) -> ops.Op[dict[str, Any]]:
-        return ops.finish([ops.Finish(job, SUCCESS) for job in jobs])
+    def _finish(self, jobs: Sequence[Claimed]) -> Op[dict[str, Any]]:
+        return ops.finish([Finish(job, SUCCESS) for job in jobs])
 
     def extend(self, jobs: Sequence[Claimed]) -> None:
-        whole(self.driver.run(ops.extend([ops.Held(job.id, job.token) for job in jobs])), len(jobs))
+        whole(self.driver.run(ops.extend([Held(job.id, job.token) for job in jobs])), len(jobs))
 
     def close(self) -> None:
         self.driver.close()

@@ -18,6 +18,7 @@ from duly.bench.picking import pick_ups
 from duly.bench.place import BenchFailed, Place
 from duly.store import ops
 from duly.store.driver import Driver
+from duly.store.op import Finish
 
 SLOWER = Target(at_most=1.3)
 RATE = Target(at_least=1 / 1.3)
@@ -181,5 +182,5 @@ def claimed(driver: Driver, token: int) -> float:
     jobs = driver.run(ops.claim(QUEUE, limit=CLAIM, token=token, worker=WORKER, tasks=[TASK]))
     seconds = time.perf_counter() - begun
     whole(jobs, CLAIM)
-    driver.run(ops.finish([ops.Finish(job, SUCCESS) for job in jobs]))
+    driver.run(ops.finish([Finish(job, SUCCESS) for job in jobs]))
     return seconds

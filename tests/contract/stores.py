@@ -38,7 +38,7 @@ from duly.rules.timing import Mode, Timing
 from duly.store import batches, migrate, ops, schedules
 from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver
-from duly.store.ops import Finish, Held, Op, Rows
+from duly.store.op import Finish, Held, Op, Rows
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.schedules import Definition
 from duly.store.sqlite.driver import SQLiteDriver

@@ -18,7 +18,7 @@ import pytest
 from duly.errors import ConfigError, SchemaMismatch, StoreError, StoreUnavailable
 from duly.model import Change, HoldFigure, NewJob, State, Terms, Verdict
 from duly.store import caller, migrate, ops
-from duly.store.ops import Finish
+from duly.store.op import Finish
 from duly.store.sqlite import backup as backups
 from duly.store.sqlite.backup import backup, check_restore, opened_to_look, restore
 from duly.store.sqlite.driver import SQLiteDriver

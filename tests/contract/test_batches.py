@@ -15,7 +15,8 @@ from duly.rules import keys
 from duly.store import batches, ops
 from duly.store.batches import ANYWHERE, Added, Callbacks
 from duly.store.driver import Point
-from duly.store.ops import Finish, Held, Op, Replay
+from duly.store.op import Finish, Held, Op
+from duly.store.ops import Replay
 from tests.contract import test_caller
 from tests.contract.stores import CALLBACKS, NOW, D1Store, PostgresStore, Store, callback, held, new_id
 

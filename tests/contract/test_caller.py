@@ -27,7 +27,7 @@ from duly.app.context import Lease, SyncCtx
 from duly.errors import ConfigError, LeaseLost
 from duly.model import Enqueued, NewJob, Terms
 from duly.store import caller, ops
-from duly.store.ops import Op
+from duly.store.op import Op
 from tests.contract.stores import NOW, PostgresStore, SQLiteStore, Store, new_id, spoiled
 from tests.servers.postgres import PostgresServer
 

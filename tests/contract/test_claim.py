@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from psycopg.conninfo import make_conninfo
 
 from duly.errors import ConfigError
-from duly.model import Change, Claimed, Envelope, Failure, NewJob, State, Terms
+from duly.model import Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
 from duly.rules.lifecycle import ARROWS
 from duly.store import ops
-from duly.store.ops import Finish, Held, Mark, Op
+from duly.store.op import Finish, Held, Op
+from duly.store.ops import Mark
 from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import (
     NOW,
@@ -724,7 +725,7 @@ def ways_to(end: State, job: Claimed, now: int) -> Iterator[Op[Any]]:
                 yield ops.claim("default", limit=5, token=new_token(), worker="w", alone=alone, now=now)
         case State.READY:
             yield ops.promote("default", now=now)
-            yield ops.rescue([ops.Sighting(job.id, job.token, job.lease_until, job.lease_ms, "w1")], now=now)
+            yield ops.rescue([Sighting(job.id, job.token, job.lease_until, job.lease_ms, "w1")], now=now)
         case State.CANCELLED:
             yield ops.cancel([job.id], by="me", why="no", now=now)
             yield ops.expire([job.id], now=now)

@@ -21,7 +21,7 @@ import pytest
 from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused, StoreUnavailable
 from duly.model import NewJob, Terms
 from duly.store import caller, group_commit, ops
-from duly.store.ops import Op
+from duly.store.op import Held, Op
 from duly.store.postgres import driver as postgres
 from duly.store.postgres.driver import PostgresDriver
 from tests.contract.stores import PostgresStore, new_id, spoiled
@@ -330,7 +330,7 @@ def test_j06_a_child_that_was_forked_during_a_commit_enqueues_too(fleet, crowd):
 def test_k09_enqueues_that_lock_more_than_one_key_or_jobs_share_no_commit(fleet):
     """Each of these was seen to wait in a circle with another: see the races of the proof."""
     driver = fleet.driver
-    held = ops.Held(new_id(), 1)
+    held = Held(new_id(), 1)
     several = ops.enqueue(Terms("mail"), [NewJob(new_id(), "{}", key=key) for key in "ab"])
     by_handler = ops.enqueue(Terms("mail"), [NewJob(new_id(), "{}", key="a")], parent=held)
     for alone in (several, by_handler, keyed("a").again, plain().again):

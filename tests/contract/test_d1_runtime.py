@@ -14,7 +14,8 @@ from duly.errors import StoreError, StoreRefused
 from duly.model import Change, Envelope, Event, Failure, NewJob, Sighting, State, Terms
 from duly.store import ops
 from duly.store.driver import Driver
-from duly.store.ops import Finish, Held, Op, Replay
+from duly.store.op import Finish, Held, Op
+from duly.store.ops import Replay
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import NOW, D1Driver, new_id, spoiled

@@ -14,7 +14,8 @@ from duly.app.context import Lease, SyncCtx
 from duly.errors import ConfigError
 from duly.model import DAY_MS, Change, Claimed, Enqueued, Envelope, Failure, NewJob, Sighting, State, Terms
 from duly.store import ops
-from duly.store.ops import Finish, Held, Replay
+from duly.store.op import Finish, Held
+from duly.store.ops import Replay
 from tests.contract.stores import D1Store, PostgresStore, Store, new_id
 
 WINDOW = 30_000

@@ -15,7 +15,7 @@ from duly.model import NewJob, Terms
 from duly.rules.settings import Settings, parse_url
 from duly.store import open_driver, ops
 from duly.store.migrate import newest
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.sqlite import checkpoint
 from duly.store.sqlite.driver import SQLiteDriver

@@ -11,7 +11,7 @@ import pytest
 from duly.model import QUEUED, Change, Claimed, Failure, Overlap, State
 from duly.rules.firing import Firing
 from duly.store import ops, schedules
-from duly.store.ops import Finish
+from duly.store.op import Finish
 from tests.contract.stores import JOB_TERMS, NOW, PostgresStore, Store, new_token, run_of
 
 TEN_MINUTES = 600_000

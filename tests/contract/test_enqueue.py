@@ -18,6 +18,7 @@ from duly.rules import envelope
 from duly.rules.codec import MAX_PAYLOAD
 from duly.store import ops
 from duly.store.driver import Point
+from duly.store.op import Held, Op
 from tests.contract.stores import NOW, D1Store, PostgresStore, SQLiteStore, Store, new_id, spoiled
 
 HOUR_MS = 3_600_000
@@ -186,7 +187,7 @@ def test_j01_a_keyless_job_that_leaves_no_trace_is_never_enqueued_twice_by_itsel
     asked: list[str] = []
     execute = store.driver.execute
 
-    def counting(op: ops.Op[Any]) -> Any:
+    def counting(op: Op[Any]) -> Any:
         asked.append(op.name)
         return execute(op)
 
@@ -635,7 +636,7 @@ def test_j05_only_what_has_nothing_to_look_at_is_enqueued_the_short_way(store: S
 
     store.enqueue()
     [parent] = store.claim()
-    assert sections(Terms("work"), parent=ops.Held(parent.id, parent.token)) == ("hold_parent", "enqueue")
+    assert sections(Terms("work"), parent=Held(parent.id, parent.token)) == ("hold_parent", "enqueue")
     assert sections(Terms("work", ordering_dead="block")) == ("enqueue", "hand_out")
     assert sections(Terms("work", batch_id=new_id())) == ("enqueue",)
 
@@ -652,10 +653,10 @@ def test_k09_what_the_database_refuses_fails_alone_among_those_it_was_committed_
             running.set()
             go_on.wait(10)
 
-    def enqueue(payload: str, key: str | None) -> ops.Op[Any]:
+    def enqueue(payload: str, key: str | None) -> Op[Any]:
         return ops.enqueue(Terms("work"), [NewJob(new_id(), payload, key=key)])
 
-    def same(op: ops.Op[Any]) -> ops.Op[Any]:
+    def same(op: Op[Any]) -> Op[Any]:
         return op
 
     async def main() -> list[Any]:
@@ -769,14 +770,14 @@ def test_j09_a_handler_that_lost_its_lease_enqueues_nothing(store: Store, key: s
     store.enqueue(lease_ms=1000)
     (parent,) = store.claim()
     child = ops.enqueue(
-        Terms("child"), [NewJob(new_id(), "{}", key=key)], parent=ops.Held(parent.id, parent.token), now=store.now
+        Terms("child"), [NewJob(new_id(), "{}", key=key)], parent=Held(parent.id, parent.token), now=store.now
     )
     assert len(store.run(child)) == 1
     store.now += 1000
     store.run(ops.rescue(store.run(ops.expired_leases(now=store.now)), now=store.now))
     before = store.snapshot()
     late = ops.enqueue(
-        Terms("late"), [NewJob(new_id(), "{}", key=key)], parent=ops.Held(parent.id, parent.token), now=store.now
+        Terms("late"), [NewJob(new_id(), "{}", key=key)], parent=Held(parent.id, parent.token), now=store.now
     )
     assert store.run(late) == []
     assert store.snapshot() == before

@@ -14,7 +14,7 @@ import pytest
 from duly.model import DAY_MS, Change, Claimed, Failure, NewJob, State, Terms
 from duly.rules import failure as failures
 from duly.store import ops
-from duly.store.ops import Finish
+from duly.store.op import Finish, Held
 from tests.contract.stores import NOW, D1Store, PostgresStore, Store, new_id, new_token
 
 FAILURE = Failure("builtins.ValueError", "no", "a traceback")
@@ -125,7 +125,7 @@ def test_j09_a_finished_job_is_moved_with_all_it_has(store: Store, how: str) -> 
     store.run(ops.enqueue(terms, [new], now=NOW))
     token = new_token()
     [job] = store.claim(1, queue="mail", token=token)
-    store.run(ops.progress(ops.Held(job.id, token), 50, "half"))
+    store.run(ops.progress(Held(job.id, token), 50, "half"))
     store.run(ops.cancel([job.id], by="me", why="no", now=NOW + 3))
     store.now += 10
     assert written(store, store.succeed(job, '"r"'))
@@ -217,7 +217,7 @@ def test_r04_nul_and_lone_surrogates_in_errors_are_escaped(store: Store) -> None
 def test_r04_what_people_write_is_escaped_too(store: Store) -> None:
     store.enqueue(2)
     [running] = store.claim(1)
-    assert store.run(ops.progress(ops.Held(running.id, running.token), 1, "a\x00b\ud800")) is True
+    assert store.run(ops.progress(Held(running.id, running.token), 1, "a\x00b\ud800")) is True
     assert store.get(running.id).progress_message == "a\\u0000b\\ud800"
     store.run(ops.cancel([running.id], by="m\x00e", why="\udfff", now=NOW))
     store.run(ops.pause("queue", "x", by="m\x00e", why="\udfff", now=NOW))
@@ -479,7 +479,7 @@ def test_j17_a_running_job_is_only_asked(store: Store) -> None:
     assert (record.state, record.cancel_requested_at) == (State.RUNNING, NOW + 5)
     told = [(event.name, event.by, event.why) for event in store.run(ops.events(job_id=job_id))]
     assert told == [("job.cancel_requested", "ann", "a mistake")]
-    assert store.run(ops.extend([ops.Held(job.id, job.token)], now=NOW + 9)) == {job_id: NOW + 5}
+    assert store.run(ops.extend([Held(job.id, job.token)], now=NOW + 9)) == {job_id: NOW + 5}
 
 
 @pytest.mark.parametrize("end", [State.SUCCEEDED, State.PARTIAL, State.DEAD])

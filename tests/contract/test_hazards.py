@@ -33,7 +33,8 @@ from duly.errors import (
 from duly.model import Change, Failure, NewJob, State, Terms
 from duly.store import caller, ops
 from duly.store.driver import Point
-from duly.store.ops import Finish, Replay
+from duly.store.op import Finish, Op
+from duly.store.ops import Replay
 from duly.store.postgres import driver as postgres
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.sqlite import checkpoint
@@ -73,7 +74,7 @@ def emptied(monkeypatch):
     return ended
 
 
-def run_section(conn: psycopg.Connection[Any], op: ops.Op[Any]) -> list[Any]:
+def run_section(conn: psycopg.Connection[Any], op: Op[Any]) -> list[Any]:
     """Run an operation in a session of the test's own, and leave its transaction open."""
     rows: list[Any] = []
     for section in op.sections:

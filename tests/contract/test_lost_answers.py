@@ -39,7 +39,8 @@ from duly.rules.firing import Firing, Run, Skip, Told
 from duly.store import batches, ops, queues, schedules
 from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver, Point
-from duly.store.ops import Finish, Op, Replay
+from duly.store.op import Finish, Op
+from duly.store.ops import Replay
 from tests.contract.stores import CALLBACKS, NOW, D1Store, PostgresStore, SQLiteStore, Store, callback, definition, held
 from tests.databases import Pool
 
@@ -751,6 +752,8 @@ def test_j01_no_write_is_missing_here() -> None:
         f"{before}{found}"
         for before, module in (("", ops), ("schedules.", schedules), ("batches.", batches), ("shape.", queues))
         for found, function in inspect.getmembers(module, inspect.isfunction)
-        if not found.startswith("_") and str(inspect.signature(function).return_annotation).startswith("Op[")
+        if not found.startswith("_")
+        and function.__module__.startswith(module.__name__)
+        and str(inspect.signature(function).return_annotation).startswith("Op[")
     }  # fmt: skip
     assert made - READS - {"while_held"} == {which.split()[0] for which in SCENARIOS}

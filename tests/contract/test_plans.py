@@ -22,7 +22,8 @@ from duly.model import QUEUED, Change, Claimed, Envelope, Failure, NewJob, Sight
 from duly.rules.firing import Firing, Run, Skip, Told
 from duly.store import batches, lanes, ops, queues, schedules
 from duly.store.lanes import Walk
-from duly.store.ops import Finish, Held, Mark, Op, Replay
+from duly.store.op import Finish, Held, Op
+from duly.store.ops import Mark, Replay
 from duly.store.postgres.driver import bring_up_to_date
 from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import spell

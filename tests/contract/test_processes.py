@@ -17,7 +17,7 @@ from duly.errors import StoreUnavailable
 from duly.model import Change, NewJob, State, Terms
 from duly.store import ops
 from duly.store.driver import Driver, Point
-from duly.store.ops import Finish
+from duly.store.op import Finish
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import new_id

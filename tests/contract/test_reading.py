@@ -13,6 +13,7 @@ import pytest
 import duly
 from duly.model import Attempt, Change, Envelope, NewJob, Pause, State, Step, Terms
 from duly.store import batches, ops
+from duly.store.op import Finish
 from tests.contract.stores import NOW, D1Store, Store, held, new_id
 
 
@@ -325,7 +326,7 @@ def test_j25_a_view_hides_a_result_whose_time_is_over(store: Store) -> None:
     for ttl in (0, 86_400_000):
         store.enqueue(result_ttl_ms=ttl, task=f"ttl {ttl}")
         (job,) = store.claim()
-        store.run(ops.finish([ops.Finish(job, Change(State.SUCCEEDED, result="1"))]))
+        store.run(ops.finish([Finish(job, Change(State.SUCCEEDED, result="1"))]))
     rows = dict(store.query("select task, result from duly_jobs"))
     assert rows == {"ttl 0": None, "ttl 86400000": "1"}
 

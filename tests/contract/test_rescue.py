@@ -14,7 +14,7 @@ from duly.model import Change, Claimed, Crashed, Failure, Sighting, State
 from duly.rules import backoff
 from duly.rules.lifecycle import Policy, decide
 from duly.store import ops
-from duly.store.ops import Finish
+from duly.store.op import Finish
 from tests.contract.stores import PostgresStore, Store, held, new_id, new_token
 
 LEASE = 30_000

@@ -10,7 +10,7 @@ import pytest
 
 from duly.model import HELD, PARKED, Change, HoldFigure, Pause, State, Verdict
 from duly.store import ops
-from duly.store.ops import Finish
+from duly.store.op import Finish, Held
 from tests.contract.stores import NOW, D1Store, PostgresStore, Store, new_id
 
 
@@ -176,7 +176,7 @@ def test_a_worker_from_before_the_hold_has_lost_its_job(store: Store) -> None:
     failed = Change(State.SCHEDULED, after_ms=5)
     answer = store.run(ops.finish([Finish(first, done), Finish(second, failed)], now=store.now))
     assert set(answer.values()) == {Verdict.LOST}
-    assert store.run(ops.extend([ops.Held(first.id, first.token)], now=store.now)) == {}
+    assert store.run(ops.extend([Held(first.id, first.token)], now=store.now)) == {}
     assert store.snapshot() == before
 
 

@@ -17,7 +17,7 @@ import pytest
 from duly.errors import StoreRefused
 from duly.model import NewJob, Terms
 from duly.store import ops
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import new_id, spoiled
 

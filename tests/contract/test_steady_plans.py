@@ -9,7 +9,7 @@ import pytest
 
 from duly.model import Change, NewJob, State, Terms
 from duly.store import batches, ops
-from duly.store.ops import Finish
+from duly.store.op import Finish
 from duly.store.postgres.driver import STEADY, PostgresDriver, _Connection, bring_up_to_date
 from tests.contract.stores import new_id
 from tests.contract.test_plans import ASKED, BY_KEY, nodes, of_big_tables, plans, walked

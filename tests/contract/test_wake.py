@@ -25,7 +25,7 @@ import pytest
 from duly.model import Change, NewJob, State, Terms
 from duly.store import ops
 from duly.store.driver import Pace, Watch
-from duly.store.ops import Finish
+from duly.store.op import Finish
 from duly.store.postgres import driver as postgres
 from duly.store.postgres import listen
 from duly.store.postgres.driver import PostgresDriver

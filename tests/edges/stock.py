@@ -19,7 +19,7 @@ from duly.cli import main
 from duly.model import Change, Claimed, Failure, JobRecord, NewJob, State, Terms
 from duly.rules.keys import Ids
 from duly.store import ops
-from duly.store.ops import Finish, Held
+from duly.store.op import Finish, Held
 from tests.databases import fresh
 from tests.edges.programs import assert_within
 from tests.edges.test_cli import DULY, run

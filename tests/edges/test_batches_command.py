@@ -18,7 +18,7 @@ from duly.app.batches import Batch
 from duly.cli.batch_watch import Snapshot, Speed, bar_line
 from duly.model import BatchRecord, Change, State
 from duly.store import ops
-from duly.store.ops import Finish
+from duly.store.op import Finish
 from tests.edges.stock import (
     NOBODY,
     Mistake,

@@ -22,7 +22,7 @@ from duly import Duly
 from duly.model import Change, Claimed, Failure, NewJob, State, Terms
 from duly.rules.keys import Ids
 from duly.store import batches, migrate, ops
-from duly.store.ops import Finish
+from duly.store.op import Finish
 from tests.databases import fresh
 from tests.edges.programs import DULY, PATIENCE, Folder, assert_within, wait_until
 from tests.edges.test_cli import complaint, run

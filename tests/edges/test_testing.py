@@ -19,7 +19,7 @@ from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx, testing
 from duly.errors import ConfigError, JobError, KeyConflict
 from duly.model import State
 from duly.rules.settings import Settings
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.testing import hooks
 from tests.engine.conftest import found
 

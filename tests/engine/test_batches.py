@@ -19,7 +19,7 @@ from duly.errors import AnswerLost, BatchNotFound, BatchSealed, ConfigError, Key
 from duly.model import State
 from duly.rules import backoff
 from duly.store import ops
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.testing import adrain, drain, inline
 from tests.engine.conftest import HOLDABLE, Outside, found, steal, take, work, work_until
 

@@ -18,7 +18,7 @@ from duly import Duly, SyncCtx
 from duly.app.context import Asked, current
 from duly.app.tasks import CHUNK, Call, Task
 from duly.errors import StoreUnavailable
-from duly.store.ops import Op
+from duly.store.op import Op
 
 
 def numbered(app: Duly) -> Task[..., Any, Any]:

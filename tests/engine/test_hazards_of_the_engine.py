@@ -22,6 +22,7 @@ from duly.model import Change, Failure, State
 from duly.rules.control import Signal
 from duly.rules.keys import new_token
 from duly.store import ops
+from duly.store.op import Finish
 from duly.worker import slots
 from duly.worker.worker import Worker
 
@@ -244,7 +245,7 @@ def test_j12_nothing_waits_for_a_slot_on_its_last_attempt(app: Duly, monkeypatch
     work.enqueue_many(work.call(n) for n in range(30))
     failed = Change(State.SCHEDULED, after_ms=0, error=Failure("ValueError", "no"))
     once = app.driver.run(ops.claim("default", limit=30, token=new_token(), worker="w"))
-    app.driver.run(ops.finish([ops.Finish(job, failed) for job in once]))
+    app.driver.run(ops.finish([Finish(job, failed) for job in once]))
 
     async def scenario() -> tuple[int, int]:
         worker = Worker(app, signals=False, concurrency=2)

@@ -16,7 +16,8 @@ import pytest
 from duly import Duly, Snooze
 from duly.errors import AnswerLost, ConfigError
 from duly.model import State, TaskLimits
-from duly.store import lanes, ops
+from duly.store import lanes
+from duly.store.op import Op
 from duly.worker.worker import Worker
 from tests.contract.stores import WAITING
 from tests.engine.conftest import HOLDABLE
@@ -391,7 +392,7 @@ def test_b06_a_drain_whose_look_at_the_lanes_was_not_answered_looks_again(apps: 
     app, ran, lost = apps(), [], []
     send = app.driver.aexecute
 
-    async def aexecute(op: ops.Op[Any]) -> Any:
+    async def aexecute(op: Op[Any]) -> Any:
         if op.sections[-1] == "claim_lanes" and not lost:
             lost.append(op)
             raise AnswerLost("nothing was committed, and nobody knows")
@@ -412,7 +413,7 @@ def test_b06_a_worker_without_lanes_sends_nothing_more_to_claim(app: Duly) -> No
     sent: list[tuple[str, ...]] = []
     send = app.driver.arun
 
-    async def arun(op: ops.Op[Any]) -> Any:
+    async def arun(op: Op[Any]) -> Any:
         sent.append(op.sections)
         return await send(op)
 

@@ -17,7 +17,7 @@ from duly.app.queue_depth import Depths
 from duly.errors import ConfigError, QueueFull
 from duly.model import Claimed, Envelope, Limit, NewJob, State, Terms
 from duly.store import caller, ops
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.store.sequence import run
 from duly.worker.queue_limits import Shaping
 from tests.contract.stores import new_id

@@ -15,6 +15,7 @@ from duly import Ctx, Duly
 from duly.model import State
 from duly.rules.keys import new_token
 from duly.store import ops
+from duly.store.op import Held
 from duly.worker.prefetch import MOST_AHEAD, Pace
 from duly.worker.upkeep.rescue import Rescue
 from tests.contract.stores import D1Driver
@@ -92,7 +93,7 @@ def test_j11_a_lease_is_taken_when_it_was_seen_twice_a_beat_and_half_a_second_ap
 def test_j11_a_lease_that_was_extended_meanwhile_was_not_seen_twice(app: Duly) -> None:
     job, rescuer = lost_job(app), Rescuer(app)
     rescuer.look()
-    app.driver.run(ops.extend([ops.Held(job.id, job.token)]))
+    app.driver.run(ops.extend([Held(job.id, job.token)]))
     while not app.driver.run(ops.expired_leases()):
         pass
     rescuer.now += PATIENCE_S + 1

@@ -17,6 +17,7 @@ from duly.model import QUEUED, Change, State
 from duly.rules import firing
 from duly.rules.firing import LATE, MISSED, MOST_RUNS, OVERLAP
 from duly.store import ops, schedules
+from duly.store.op import Finish
 from duly.testing import Clock, drain, frozen
 from duly.worker.upkeep import Upkeep
 from duly.worker.upkeep.fire import Fire
@@ -1153,5 +1154,5 @@ def test_s03_a_delay_waits_for_the_last_of_its_runs(app: Duly, clock: Clock) -> 
     claim = ops.claim("default", limit=2, token=5, worker="w", now=clock.ms)
     first, second = app.driver.run(claim)
     for job, expected in ((first, None), (second, clock.now + timedelta(minutes=10))):
-        app.driver.run(ops.finish([ops.Finish(job, Change(State.SUCCEEDED))], now=clock.ms))
+        app.driver.run(ops.finish([Finish(job, Change(State.SUCCEEDED))], now=clock.ms))
         assert next_at(app, "slow") == expected

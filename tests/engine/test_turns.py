@@ -22,7 +22,7 @@ from duly.app.gil import LOOP_ALONE_SECONDS, SWITCH_SECONDS, threads_switched_of
 from duly.model import Claimed, Failed, Failure, State, Succeeded
 from duly.rules.lifecycle import DONE
 from duly.store import ops
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.store.sqlite.driver import SQLiteDriver
 from duly.worker.deadlines import Overtime
 from duly.worker.prefetch import MOST_AHEAD

@@ -10,7 +10,8 @@ from duly.rules.backoff import exponential
 from duly.rules.failure import describe
 from duly.rules.lifecycle import Policy, decide
 from duly.store import ops
-from duly.store.ops import Finish, Held, Replay
+from duly.store.op import Finish, Held
+from duly.store.ops import Replay
 from tests.contract.stores import new_id
 
 POLICY = Policy(exponential(first=5, jitter=0))

@@ -30,7 +30,8 @@ from duly.rules.timing import Mode, Timing
 from duly.store import batches, ops, schedules
 from duly.store.batches import Added
 from duly.store.group_commit import Waiting, rows_of
-from duly.store.ops import Finish, Held, Op, Replay
+from duly.store.op import Finish, Held, Op
+from duly.store.ops import Replay
 from duly.store.schedules import Definition
 from duly.store.sqlite.driver import SQLiteDriver
 from tests.proof.disk import Disk, Event, lay_down

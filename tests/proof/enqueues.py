@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from duly.store.ops import Op, listed
+from duly.store.op import Op
+from duly.store.ops import listed
 
 
 def jobs_of(op: Op[Any]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeAlias
 
 import psycopg
 
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.store.postgres.driver import PostgresDriver
 from tests.contract import stores
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -12,8 +13,8 @@ from duly.model import Enqueued, NewJob, Verdict
 from duly.rules import firing
 from duly.rules.firing import Due, Firing, Run
 from duly.rules.timing import Mode, next_after
-from duly.store import batches, lanes, ops, schedules
-from duly.store.ops import Finish, Op
+from duly.store import batches, lanes, schedules
+from duly.store.op import TAIL, Finish, Op, ending
 from duly.worker.prefetch import LATE_SECONDS
 from duly.worker.upkeep import rescue
 from duly.worker.worker import Worker
@@ -32,6 +33,11 @@ UNTIL = "and (expires_at is null or expires_at > :now or attempt > 0)"
 PARENT = "where (:parent_token is null"
 
 
+# Imported by name: the package has functions that are called like its modules.
+ENQUEUE, FINISH = import_module("duly.store.ops.enqueue"), import_module("duly.store.ops.finish")
+ENDING = ("finish", "upkeep", "people")  # the modules whose operations end with TAIL
+
+
 def plant(name: str, *changes: tuple[str, str, str]) -> None:
     """Plant a bug into the SQL that the simulation runs."""
     breaks.sql(f"sim:{name}", *changes, dialects=("sqlite",))
@@ -39,8 +45,11 @@ def plant(name: str, *changes: tuple[str, str, str]) -> None:
 
 def forget(section: str) -> None:
     """Plant an ending that forgets a part of its tail."""
-    rest = tuple(one for one in ops.TAIL if one != section)
-    breaks.python(f"sim:forgets_{section}", ops, "TAIL", rest, touches=section)
+    rest = tuple(one for one in TAIL if one != section)
+    parts = {f"forgets_{section}_in_{name}": import_module(f"duly.store.ops.{name}") for name in ENDING}
+    for part, module in parts.items():
+        breaks.python(f"sim:{part}", module, "TAIL", rest, touches=section)
+    both(f"forgets_{section}", *parts)
 
 
 def both(name: str, *others: str) -> None:
@@ -120,9 +129,9 @@ def _check_then_run(accepted: Any, jobs: Sequence[NewJob], now: int | None) -> O
     return replace(look, follow=lambda answer: run if answer[0].id == jobs[0].id else None)
 
 
-_enqueue_keyed = ops._enqueue_keyed
+_enqueue_keyed = ENQUEUE._enqueue_keyed
 plant("key_not_guarded", ("reserve_keys", FREE, "where true"))
-breaks.python("sim:key_only_looked_at", ops, "_enqueue_keyed", _check_then_run, touches="reserve_keys")
+breaks.python("sim:key_only_looked_at", ENQUEUE, "_enqueue_keyed", _check_then_run, touches="reserve_keys")
 both("check_then_run_key", "key_not_guarded", "key_only_looked_at")
 
 plant("key_forgotten", ("ended_key", ENDED_BADLY, "where state in ('dead', 'cancelled', 'succeeded')"))
@@ -217,7 +226,7 @@ def _callbacks_later(short: Any, rest: Any, finishes: Sequence[Finish], now: int
     if rest or not own:
         return whole
     first = replace(whole, sections=tuple(one for one in whole.sections if one != "ended_callbacks"))
-    params = {**ops.ending([], batches=own), "now": now}
+    params = {**ending([], batches=own), "now": now}
 
     def later(answer: dict[str, Verdict]) -> Op[dict[str, Verdict]]:
         return Op("finish", ("ended_callbacks",), params, lambda rows: answer, follow=whole.follow)
@@ -225,14 +234,14 @@ def _callbacks_later(short: Any, rest: Any, finishes: Sequence[Finish], now: int
     return replace(first, follow=later)
 
 
-_finish = ops._finish
+_finish = FINISH._finish
 NOBODY = "not exists (select 1 from duly_job where batch_id = duly_batch.id and finished_at is null)"
 plant(
     "nobody_left",
     ("ended_callbacks", "when 1 then open = 0", f"when 1 then {NOBODY}"),
     ("ended_callbacks", "when 2 then open = 0", f"when 2 then {NOBODY}"),
 )
-breaks.python("sim:callbacks_later", ops, "_finish", _callbacks_later, touches="open_batch")
+breaks.python("sim:callbacks_later", FINISH, "_finish", _callbacks_later, touches="open_batch")
 both("callback_from_rows", "nobody_left", "callbacks_later")
 
 # Lanes

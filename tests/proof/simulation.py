@@ -31,7 +31,8 @@ from duly.rules import backoff
 from duly.rules.keys import Ids
 from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
-from duly.store.ops import Op, Replay, Rows
+from duly.store.op import Op, Rows
+from duly.store.ops import Replay
 from tests.proof import crowds
 from tests.proof.breaks import broken
 from tests.proof.crowds import Crowd, Crowds

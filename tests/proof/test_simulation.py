@@ -17,7 +17,7 @@ import pytest
 
 from duly.errors import AnswerLost, StoreUnavailable
 from duly.rules.keys import Ids
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from tests.proof.breaks import TOUCHED, broken
 from tests.proof.crowds import KINDS, Crowd
 from tests.proof.fillings import Filling

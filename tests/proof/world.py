@@ -31,7 +31,7 @@ from duly.rules import keys
 from duly.rules.keys import Ids
 from duly.store import migrate, statements
 from duly.store.driver import Driver
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.store.sqlite import driver as sqlite
 from duly.worker import heartbeat
 from duly.worker import worker as workers

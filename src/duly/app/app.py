@@ -53,7 +53,7 @@ from duly.rules.rate import Rate, rate_of
 from duly.rules.why import Why
 from duly.store import caller, lanes, ops, sequence
 from duly.store.driver import Driver
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.store.queues import OFF, limit_queue
 from duly.store.queues import limits as queue_limits
 

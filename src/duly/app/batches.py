@@ -30,7 +30,7 @@ from duly.rules.checks import named
 from duly.store import batches as store
 from duly.store import ops, sequence
 from duly.store.batches import Added, Callbacks, Opened
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.store.sequence import Steps
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from duly.model import Change, Claimed, Envelope, State, Verdict
 from duly.rules import codec
 from duly.rules.control import Cancel, Stopping
 from duly.store import caller, ops
-from duly.store.ops import Finish, Held, Op
+from duly.store.op import Finish, Held, Op
 
 if TYPE_CHECKING:
     import asyncio

@@ -11,7 +11,8 @@ from duly.errors import JobNotFound, KeyConflict, NotReplayable
 from duly.model import DeadFigure, JobRecord, Replayed
 from duly.rules import codec
 from duly.store import ops
-from duly.store.ops import Op, Replay
+from duly.store.op import Op
+from duly.store.ops import Replay
 
 if TYPE_CHECKING:
     from duly.app.app import App

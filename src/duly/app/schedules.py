@@ -29,7 +29,7 @@ from duly.rules.firing import Due, Firing, Run, Skip, Told, joined, most_counted
 from duly.rules.timing import Mode, Timing, due_between, next_after, occurrences, timing, zone
 from duly.store import schedules as store
 from duly.store import sequence
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.store.schedules import Definition, Listed
 from duly.store.sequence import Steps
 

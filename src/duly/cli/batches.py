@@ -20,7 +20,7 @@ from duly.cli.queues import did_you_mean
 from duly.duly import Duly
 from duly.model import BatchRecord
 from duly.store import ops, sequence
-from duly.store.ops import Op
+from duly.store.op import Op
 
 TIMES = ("created_at", "sealed_at", "completed_at", "first_dead_at")
 

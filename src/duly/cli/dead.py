@@ -19,6 +19,7 @@ from duly.duly import Duly
 from duly.errors import JobNotFound, KeyConflict, NotReplayable
 from duly.model import JobRecord, State
 from duly.store import ops
+from duly.store.op import FIRST_ID
 
 DEAD = (State.DEAD, State.PARTIAL)
 
@@ -96,7 +97,7 @@ def _listing(app: Duly, given: Mapping[str, Any], *, everything: bool = False, c
     filters["batch_id"] = None if batch is None else whole_batch_id(app, batch)
 
     def page(last: str | None, limit: int) -> list[JobRecord]:
-        after = ops.FIRST_ID if last is None else last
+        after = FIRST_ID if last is None else last
         op = ops.dead_list(**filters, since=since, until=until, all=everything, after=after, limit=limit)
         return app.driver.run(op)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from duly.cli.shutdown import Ending
     from duly.duly import Duly
     from duly.store.driver import About, Driver
-    from duly.store.ops import Op
+    from duly.store.op import Op
 
 T = TypeVar("T")
 log = logging.getLogger("duly.dev")

@@ -19,7 +19,7 @@ from duly.errors import DulyError
 from duly.model import Attempt
 from duly.rules import durations
 from duly.store import ops
-from duly.store.ops import Op
+from duly.store.op import Op
 
 COLOURS = {"succeeded": "green", "failed": "yellow", "crashed": "red", "dead": "red", "lost": "red"}
 FRAME = re.compile(r'^ *(?:\| *)?File "(?P<file>.+)", line (?P<line>\d+)')

@@ -20,6 +20,7 @@ from duly.duly import Duly
 from duly.errors import ConfigError
 from duly.model import HoldFigure
 from duly.store import caller, ops
+from duly.store.op import Op
 
 WHY = "restored from a backup"
 NEXT_STEPS = """\
@@ -153,7 +154,7 @@ def _restore(file: Path, place: Path, *, hold: bool, force: bool, dry_run: bool,
             _print_held(held)
 
 
-def _contents(run: Callable[[ops.Op[Any]], Any]) -> Contents:
+def _contents(run: Callable[[Op[Any]], Any]) -> Contents:
     queues = run(ops.queues())
     return Contents(
         ready=sum(queue.ready for queue in queues),

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from duly.model import BatchRecord, Enqueued, NewJob, Terms
 from duly.store import ops
-from duly.store.ops import Held, Op, Row, Rows
+from duly.store.op import Held, Op, Row, Rows, ending, json_text, uuid_text
 
 # Of `filling`: to a batch without a key anybody adds at any time.
 ANYWHERE = -1
@@ -105,7 +105,7 @@ def add(
 
     params = {**op.params, "filling": filling}
     if not keyed and "count_added" in first:  # which looks at keys
-        params["jobs"] = ops.json_text([{"id": job.id} for job in jobs])
+        params["jobs"] = json_text([{"id": job.id} for job in jobs])
     repeated: Op[Added] = Op("enqueue", again, params, read, wakes=True)
     adding = replace(repeated, sections=first, once=op.once and filling == ANYWHERE, repeat=repeated)
     return adding if parent is None else ops.while_held(adding, parent, Added(None, False, [], lost=True))
@@ -120,15 +120,15 @@ def added_before(terms: Terms, jobs: Sequence[NewJob]) -> Op[list[Enqueued]]:
 
 def seal(batch_id: str, *, now: int | None = None) -> Op[bool]:
     """Say that nothing more is added; one whose jobs have all ended is complete with that. False: no such batch."""
-    own = ops.uuid_text(batch_id)
-    params = {**ops.ending([], batches=[own]), "batch_id": own, "now": now}
+    own = uuid_text(batch_id)
+    params = {**ending([], batches=[own]), "batch_id": own, "now": now}
     return Op("seal_batch", ("seal_batch", "ended_callbacks", "sealed"), params, bool, wakes=True)
 
 
 def cancel(batch_id: str, *, by: str | None, why: str | None, now: int | None = None) -> Op[bool]:
     """Say that nothing more is added and that it is no success; its jobs are another matter. False: no such batch."""
-    own = ops.uuid_text(batch_id)
-    params = {**ops.ending([], by, why, batches=[own]), "batch_id": own, "now": now}
+    own = uuid_text(batch_id)
+    params = {**ending([], by, why, batches=[own]), "batch_id": own, "now": now}
     return Op("cancel_batch", ("cancel_batch", "ended_callbacks", "sealed"), params, bool, wakes=True)
 
 
@@ -152,7 +152,7 @@ def listing(
 
 def get(batch_id: str) -> Op[BatchRecord | None]:
     """Read one batch and how far it is."""
-    one = ops.uuid_text(batch_id)
+    one = uuid_text(batch_id)
     params = {**listing(limit=1).params, "first": one, "last": one}
     return Op("batches", ("batches",), params, lambda rows: _record(rows[0]) if rows else None, writes=False)
 
@@ -190,5 +190,5 @@ def _record(row: Row) -> BatchRecord:
 
 def rest(batch_id: str, limit: int = 1000) -> Op[list[str]]:
     """List jobs of a batch that have not ended and were not asked to."""
-    params = {"batch_id": ops.uuid_text(batch_id), "limit": limit}
+    params = {"batch_id": uuid_text(batch_id), "limit": limit}
     return Op("batch_rest", ("batch_rest",), params, lambda rows: [row[0] for row in rows], writes=False)

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext, suppres
 from typing import Any, NamedTuple, TypeVar
 
 from duly.errors import ConfigError
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.store.statements import Dialect, Statement, Style, spell
 
 T = TypeVar("T")

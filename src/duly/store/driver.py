@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused, StoreUnavailable
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.store.uninterrupted import shield
 
 T = TypeVar("T")

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
-from duly.store.ops import Op, Rows, listed
+from duly.store.op import Op, Rows
+from duly.store.ops import listed
 
 MOST_OPS = 256
 MOST_CHARS = 4_000_000

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from duly.model import Claimed, TaskLimits
 from duly.store import ops
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows, json_text
 
 
 class Walk(NamedTuple):
@@ -56,7 +56,7 @@ def claim(
     """
     params = {
         "queue": queue,
-        "walks": ops.json_text([walk._asdict() for walk in walks]),
+        "walks": json_text([walk._asdict() for walk in walks]),
         "lanes": lanes,
         "limit": limit,
         "turn": turn,
@@ -93,7 +93,7 @@ def tasks(queue: str) -> Op[list[str]]:
 
 def next_permit(queue: str, tasks: Iterable[str], *, now: int | None = None) -> Op[int | None]:
     """Read in how many milliseconds a lane of these tasks may go on that only its rate holds up."""
-    params = {"queue": queue, "tasks": ops.json_text(sorted(tasks)), "now": now}
+    params = {"queue": queue, "tasks": json_text(sorted(tasks)), "now": now}
     return Op("next_permit", ("uncompiled", "next_permit"), params, lambda rows: rows[0][0], writes=False)
 
 
@@ -103,7 +103,7 @@ def declare(limits: Mapping[str, TaskLimits]) -> Op[None]:
         {"task": task, "cap": said.cap, "rate_count": said.rate_count, "rate_ms": said.rate_ms}
         for task, said in sorted(limits.items())
     ]
-    return Op("declare_limits", ("declare_limits",), {"limits": ops.json_text(records)}, lambda rows: None)
+    return Op("declare_limits", ("declare_limits",), {"limits": json_text(records)}, lambda rows: None)
 
 
 def limit(

@@ -13,7 +13,7 @@ from duly.errors import ConfigError
 from duly.model import Claimed, Limit
 from duly.rules import failure
 from duly.store import ops
-from duly.store.ops import Op
+from duly.store.op import Op
 
 OFF = -1  # of a limit: take it away
 

@@ -8,7 +8,6 @@ is written where that is another one by now.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,9 +18,7 @@ from duly.rules import envelope as envelopes
 from duly.rules import failure
 from duly.rules.firing import Due, Firing, Run, Skip
 from duly.rules.timing import Mode, Timing
-from duly.store.ops import Op, Row, Rows
-
-_json = msgspec.json.Encoder().encode
+from duly.store.op import Op, Row, distinct, json_text, repeatable
 
 # Why a schedule is paused that stood in code and stands there no more.
 GONE = "no worker has it in its code any more"
@@ -68,7 +65,12 @@ def one(name: str, *, now: int | None = None) -> Op[list[Due]]:
 
 
 def _due(name: str | None, limit: int, beside: Iterable[str], now: int | None) -> Op[list[Due]]:
-    params = {"name": name and failure.escape_text(name), "limit": limit, "beside": _text(sorted(beside)), "now": now}
+    params = {
+        "name": name and failure.escape_text(name),
+        "limit": limit,
+        "beside": json_text(sorted(beside)),
+        "now": now,
+    }
     return Op("due_schedules", ("due_schedules",), params, lambda rows: [_read_due(row) for row in rows], writes=False)
 
 
@@ -102,24 +104,23 @@ def _skip(due_at: int, until_at: int | None, count: int, reason: str | None) -> 
 
 def live_runs(names: Iterable[str]) -> Op[list[str]]:
     """Name the runs of schedules that have not ended and that nobody has asked to stop."""
-    params = {"names": _text(sorted(names))}
+    params = {"names": json_text(sorted(names))}
     return Op("live_runs", ("live_runs",), params, lambda rows: [row[0] for row in rows], writes=False)
 
 
 def fire(firings: Sequence[Firing], *, now: int | None = None) -> Op[list[str]]:
     """Write what comes of schedules; answers the names of those that were still as they were read."""
     params = {
-        "fires": _text([_of(one, next_at=one.next_at, last_at=one.last_at, resume=one.resume) for one in firings]),
-        "jobs": _text([_of(one, **_job(run)) for one in firings for run in one.runs]),
-        "forget": _text([_of(one, due_at=due_at) for one in firings for due_at in one.forget]),
-        "rows": _text([_of(one, **row) for one in firings for row in _rows(one)]),
-        "events": _text([_of(one, **msgspec.structs.asdict(told)) for one in firings for told in one.told]),
-        "ids": _text([run.id for one in firings for run in one.runs]),
+        "fires": json_text([_of(one, next_at=one.next_at, last_at=one.last_at, resume=one.resume) for one in firings]),
+        "jobs": json_text([_of(one, **_job(run)) for one in firings for run in one.runs]),
+        "forget": json_text([_of(one, due_at=due_at) for one in firings for due_at in one.forget]),
+        "rows": json_text([_of(one, **row) for one in firings for row in _rows(one)]),
+        "events": json_text([_of(one, **msgspec.structs.asdict(told)) for one in firings for told in one.told]),
+        "ids": json_text([run.id for one in firings for run in one.runs]),
         "now": now,
     }
     sections = ("fire_lock", "fire_jobs", "hand_out", "fire_forget", "fire_rows", "fire_events", "fire_advance")
-    again = Op("fire", (*sections, "fired"), params, _names, wakes=True)
-    return replace(again, sections=sections, repeat=again)
+    return repeatable("fire", sections, params, distinct, look="fired", wakes=True)
 
 
 def _of(firing: Firing, **fields: Any) -> dict[str, Any]:
@@ -159,7 +160,7 @@ def _rows(firing: Firing) -> list[dict[str, Any]]:
 
 def unqueue(*, now: int | None = None) -> Op[list[str]]:
     """Let runs begin whose predecessors have all ended, should nobody have done so."""
-    return Op("unqueue", ("uncompiled", "unqueue_lock", "unqueue"), {"now": now}, _names, wakes=True)
+    return Op("unqueue", ("uncompiled", "unqueue_lock", "unqueue"), {"now": now}, distinct, wakes=True)
 
 
 # Define
@@ -167,9 +168,8 @@ def unqueue(*, now: int | None = None) -> Op[list[str]]:
 
 def define(definitions: Sequence[Definition], *, now: int | None = None) -> Op[list[str]]:
     """Write schedules, each only where there is none or the one that was read; answers which were written."""
-    params = {"schedules": _text([_defined(one) for one in definitions]), "now": now}
-    again = Op("define", ("define_schedules", "defined"), params, _names, wakes=True)
-    return replace(again, sections=("define_schedules",), repeat=again)
+    params = {"schedules": json_text([_defined(one) for one in definitions]), "now": now}
+    return repeatable("define", ("define_schedules",), params, distinct, look="defined", wakes=True)
 
 
 def _defined(one: Definition) -> dict[str, Any]:
@@ -179,27 +179,25 @@ def _defined(one: Definition) -> dict[str, Any]:
 
 def readopt(names: Iterable[str]) -> Op[list[str]]:
     """Let schedules go on that were paused because no code had them; answers which."""
-    return Op("readopt", ("readopt_schedules",), {"names": _text(sorted(names)), "gone": GONE}, _names)
+    return Op("readopt", ("readopt_schedules",), {"names": json_text(sorted(names)), "gone": GONE}, distinct)
 
 
 def abandon(own: Iterable[str], *, now: int | None = None) -> Op[list[str]]:
     """Pause the schedules that stood in code, and that neither we nor any living worker has there; answers which."""
-    params = {"own": _text(sorted(own)), "gone": GONE, "by": BY, "now": now}
-    again = Op("abandon", ("abandon_schedules", "abandoned"), params, _names)
-    return replace(again, sections=("abandon_schedules",), repeat=again)
+    params = {"own": json_text(sorted(own)), "gone": GONE, "by": BY, "now": now}
+    return repeatable("abandon", ("abandon_schedules",), params, distinct, look="abandoned")
 
 
 def pause(name: str, *, by: str, why: str, now: int | None = None) -> Op[list[str]]:
     """Stop firing a schedule until it is resumed; answers its name, if there is one."""
     params = {**_said(name=name, by=by, why=why), "now": now}
-    return Op("pause_schedule", ("pause_schedule",), params, _names)
+    return Op("pause_schedule", ("pause_schedule",), params, distinct)
 
 
 def delete(name: str, *, by: str, why: str, now: int | None = None) -> Op[list[str]]:
     """Delete a schedule; what it fired stays. Answers its name, if there was one."""
     params = {**_said(name=name, by=by, why=why), "now": now}
-    again = Op("delete_schedule", ("delete_schedule", "deleted_schedule"), params, _names)
-    return replace(again, sections=("delete_schedule",), repeat=again)
+    return repeatable("delete_schedule", ("delete_schedule",), params, distinct, look="deleted_schedule")
 
 
 # Read
@@ -217,7 +215,7 @@ def listing(
     *, names: Iterable[str] | None = None, after: str = "", limit: int = 1000, now: int | None = None
 ) -> Op[list[Listed]]:
     """List schedules by name, all or those that are named; for the next page give the last name as `after`."""
-    wanted = None if names is None else _text(sorted(failure.escape_text(name) for name in names))
+    wanted = None if names is None else json_text(sorted(failure.escape_text(name) for name in names))
     params = {"names": wanted, "after": after, "limit": limit, "now": now}
     return Op("schedules", ("schedules",), params, lambda rows: [_listed(row) for row in rows], writes=False)
 
@@ -297,11 +295,3 @@ def fired_between(name: str, since: int, until: int) -> Op[list[int]]:
 def _said(**texts: str) -> dict[str, str]:
     """Write out what no database takes."""
     return {name: failure.escape_text(text) for name, text in texts.items()}
-
-
-def _names(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(row[0] for row in rows))
-
-
-def _text(records: Any) -> str:
-    return _json(records).decode()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeAlias, TypeVar
 
-from duly.store.ops import Op
+from duly.store.op import Op
 
 T = TypeVar("T")
 

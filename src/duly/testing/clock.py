@@ -12,7 +12,7 @@ from duly.errors import ConfigError
 from duly.rules.checks import moment
 from duly.rules.durations import Duration, to_ms
 from duly.store import ops
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.testing import hooks
 from duly.testing.hooks import Asend, Gate, Send
 

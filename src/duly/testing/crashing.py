@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from duly.errors import ConfigError
 from duly.store.driver import Driver, Point
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.testing import hooks
 from duly.testing.hooks import Asend, Crashed, Mortal, Send
 

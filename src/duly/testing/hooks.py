@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from duly.app.context import current
 from duly.errors import ConfigError
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 
 if TYPE_CHECKING:
     from duly.app.app import App

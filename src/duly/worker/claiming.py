@@ -22,7 +22,7 @@ from duly.errors import DulyError
 from duly.model import Claimed
 from duly.rules import keys
 from duly.store import ops
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.worker.prefetch import Pace
 from duly.worker.slots import Slots
 from duly.worker.watermark import Watermark

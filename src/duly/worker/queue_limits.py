@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from duly.model import Claimed, Limit
 from duly.store import ops, queues
-from duly.store.ops import Mark, Op
+from duly.store.op import Op
+from duly.store.ops import Mark
 
 
 class Shaping:

@@ -31,7 +31,7 @@ from duly.rules.durations import Duration, to_ms
 from duly.rules.failure import describe
 from duly.rules.lifecycle import DONE
 from duly.store import ops
-from duly.store.ops import Finish, Op
+from duly.store.op import Finish, Op
 from duly.store.queues import limits as queue_limits
 from duly.worker import runner
 from duly.worker.children import Children, Suspects

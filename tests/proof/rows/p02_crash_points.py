@@ -9,7 +9,7 @@ from collections import Counter
 from functools import cache, partial
 from typing import Any
 
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.store.sqlite.driver import SQLiteDriver
 from tests.proof import breaks, crashes
 from tests.proof.crashes import Tally

@@ -23,7 +23,7 @@ from duly.errors import LeaseLost
 from duly.model import PARKED, Change, Claimed, Failure, NewJob, State, Terms, Verdict
 from duly.rules.keys import id_in
 from duly.store import batches, ops
-from duly.store.ops import Finish, Held
+from duly.store.op import Finish, Held
 from duly.store.postgres.driver import bring_up_to_date
 from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store, new_id
 from tests.proof import breaks

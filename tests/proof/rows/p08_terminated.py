@@ -14,7 +14,7 @@ import psycopg
 
 from duly.errors import AnswerLost
 from duly.store.driver import Driver
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from tests.proof import breaks
 from tests.proof.checker import judge
 from tests.proof.fleet import Fleet, four_on_postgres

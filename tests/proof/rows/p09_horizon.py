@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from duly import Duly
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.store.postgres.driver import bring_up_to_date
 from duly.worker.watermark import Watermark
 from duly.worker.worker import Worker

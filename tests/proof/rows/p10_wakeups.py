@@ -20,7 +20,7 @@ from duly import Duly
 from duly.model import NewJob, Terms
 from duly.rules import keys
 from duly.store import ops
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.store.postgres.driver import PostgresDriver, _Line, _trusted, bring_up_to_date
 from duly.worker.worker import Worker
 from tests.proof import breaks

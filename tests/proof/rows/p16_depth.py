@@ -15,7 +15,7 @@ from duly.model import Change, NewJob, State, Terms
 from duly.rules import keys
 from duly.store import ops
 from duly.store.driver import Driver
-from duly.store.ops import Finish
+from duly.store.op import Finish
 from duly.store.postgres.driver import PostgresDriver, bring_up_to_date
 from duly.store.sqlite.driver import SQLiteDriver
 from tests.proof import breaks

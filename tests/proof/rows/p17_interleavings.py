@@ -33,7 +33,8 @@ from duly.rules.keys import id_in
 from duly.store import batches, lanes, ops, schedules
 from duly.store.batches import Added
 from duly.store.lanes import Walk
-from duly.store.ops import Finish, Held, Op, Replay
+from duly.store.op import Finish, Held, Op
+from duly.store.ops import Replay
 from duly.store.postgres.driver import bring_up_to_date
 from duly.store.sequence import Steps
 from tests.contract.stores import NOW, PostgresStore, definition, new_id

@@ -29,19 +29,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from duly.errors import (
-    AnswerLost,
-    ConfigError,
-    DulyError,
-    SchemaMismatch,
-    StoreError,
-    StoreRefused,
-    StoreUnavailable,
-)
+from duly.errors import AnswerLost, ConfigError, DulyError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 from duly.store import health, migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
 from duly.store.group_commit import Gathering, Outcome, Word, joined, rows_of
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.store.postgres.listen import ALL_AWAKE, HINT, ListenWatch
 
 T = TypeVar("T")

@@ -29,19 +29,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from duly.errors import (
-    AnswerLost,
-    ConfigError,
-    DulyError,
-    SchemaMismatch,
-    StoreError,
-    StoreRefused,
-    StoreUnavailable,
-)
+from duly.errors import AnswerLost, ConfigError, DulyError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 from duly.store import health, migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point
 from duly.store.group_commit import Answer, Outcome, Waiting, answer, joined, rows_of
-from duly.store.ops import Op, Rows
+from duly.store.op import Op, Rows
 from duly.store.sqlite import checkpoint
 from duly.store.sqlite.watch import FileWatch
 

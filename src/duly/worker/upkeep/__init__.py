@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
 from duly.store import ops, queues, schedules
-from duly.store.ops import Op
+from duly.store.op import Op
 from duly.worker.upkeep.count import Measure
 from duly.worker.upkeep.fire import Fire
 from duly.worker.upkeep.rescue import SHARE, Rescue
