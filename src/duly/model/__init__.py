@@ -1,0 +1,63 @@
+"""The values and records that every layer shares: jobs, outcomes of attempts, and what is read besides."""
+
+from duly.model.job import (
+    DAY_MS,
+    ENDED,
+    HELD,
+    KEEP_MS,
+    KEY_TTL_MS,
+    MANY,
+    PARKED,
+    QUEUED,
+    RESULT_TTL_MS,
+    Claimed,
+    Enqueued,
+    Envelope,
+    JobRecord,
+    Missed,
+    NewJob,
+    State,
+    Terms,
+)
+from duly.model.outcome import (
+    Cancelled,
+    Change,
+    Crashed,
+    Failed,
+    Failure,
+    Outcome,
+    PartlyDone,
+    Released,
+    Snoozed,
+    Succeeded,
+    Verdict,
+    Waiting,
+)
+from duly.model.records import (
+    Attempt,
+    BatchRecord,
+    Catchup,
+    DeadFigure,
+    Event,
+    FireRecord,
+    HoldFigure,
+    Limit,
+    Overlap,
+    ParkedFigure,
+    Pause,
+    QueueFigure,
+    Replayed,
+    ScheduleRecord,
+    Sighting,
+    Step,
+    TaskLimits,
+    WorkerRecord,
+)
+
+__all__ = [
+    "DAY_MS", "ENDED", "HELD", "KEEP_MS", "KEY_TTL_MS", "MANY", "PARKED", "QUEUED", "RESULT_TTL_MS", "Attempt",
+    "BatchRecord", "Cancelled", "Catchup", "Change", "Claimed", "Crashed", "DeadFigure", "Enqueued", "Envelope",
+    "Event", "Failed", "Failure", "FireRecord", "HoldFigure", "JobRecord", "Limit", "Missed", "NewJob", "Outcome",
+    "Overlap", "ParkedFigure", "PartlyDone", "Pause", "QueueFigure", "Released", "Replayed", "ScheduleRecord",
+    "Sighting", "Snoozed", "State", "Step", "Succeeded", "TaskLimits", "Terms", "Verdict", "Waiting", "WorkerRecord",
+]  # fmt: skip
