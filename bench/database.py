@@ -32,6 +32,7 @@ from duly.store.driver import Hook
 from duly.store.postgres import driver as postgres_store
 from duly.store.sqlite import checkpoint as wal
 from duly.store.sqlite import driver as sqlite_store
+from duly.store.sqlite import health as sqlite_health
 from tests.servers.postgres import PostgresServer
 
 
@@ -223,7 +224,7 @@ class SQLiteHome:
         return SQLiteDatabase(self.folder / f"{self._count}.db")
 
     def describe(self) -> str:
-        kind = sqlite_store.file_system(self.folder)
+        kind = sqlite_health.file_system(self.folder)
         return f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=FULL, in {self.folder} ({kind})"
 
 
@@ -247,7 +248,7 @@ class PostgresHome:
             names = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "autovacuum")
             told = ", ".join(f"{name}={conn.execute(f'show {name}').fetchone()[0]}" for name in names)  # type: ignore[index]
             version = conn.info.server_version
-        kind = sqlite_store.file_system(self._server.home)
+        kind = sqlite_health.file_system(self._server.home)
         return f"PostgreSQL {version // 10000}.{version % 10000}, {told}, in {self._server.home} ({kind})"
 
 
@@ -270,5 +271,5 @@ def postgres_home() -> Iterator[PostgresHome]:
 
 def refuse_memory(folder: Path) -> None:
     """Refuse a folder that no disk stands behind: a sync costs nothing there, and every ratio would lie."""
-    if sqlite_store.file_system(folder) in IN_MEMORY:
+    if sqlite_health.file_system(folder) in IN_MEMORY:
         raise SystemExit(f"{folder} is in memory: name a folder on a disk with --dir, or with TMPDIR for PostgreSQL")

@@ -17,7 +17,7 @@ import psycopg
 from bench.database import refuse_memory
 from bench.peers import process
 from bench.peers.process import NotHere
-from duly.store.sqlite.driver import file_system
+from duly.store.sqlite.health import file_system
 from tests.servers.postgres import PostgresServer, ServerFailed, free_port
 
 CALM = {"autovacuum": "off", "max_wal_size": "8GB", "checkpoint_timeout": "1h"}

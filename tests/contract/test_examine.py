@@ -22,7 +22,7 @@ from duly.store.health import Transaction
 from duly.store.postgres import driver as postgres
 from duly.store.postgres.driver import PostgresDriver, bring_up_to_date
 from duly.store.sqlite import checkpoint
-from duly.store.sqlite import driver as sqlite
+from duly.store.sqlite import health as file_health
 from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import new_id
 from tests.servers.postgres import PostgresServer
@@ -51,7 +51,7 @@ def file(tmp_path: Path) -> Iterator[SQLiteDriver]:
     driver.close()
 
 
-LIBRARY = {} if sqlite3.sqlite_version_info >= sqlite.WAL_IS_SAFE else {"library": "warning"}
+LIBRARY = {} if sqlite3.sqlite_version_info >= file_health.WAL_IS_SAFE else {"library": "warning"}
 
 
 def test_a_sound_file_has_nothing_to_complain_of_but_its_library(file: SQLiteDriver) -> None:
@@ -92,14 +92,14 @@ def test_another_sqlite_library_in_the_process_is_named(file: SQLiteDriver, monk
     monkeypatch.setitem(sys.modules, "apsw", other)
     found = by_name(file.examine())["libraries"]
     assert (found.level, found.text.startswith("apsw brings another")) == ("warning", True)
-    assert sqlite.other_libraries() == ["apsw"]
+    assert file_health.other_libraries() == ["apsw"]
 
 
 def test_a_library_that_poses_as_sqlite3_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     posing = types.ModuleType("pysqlite3")
     posing.Connection = sqlite3.Connection  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pysqlite3", posing)
-    assert sqlite.other_libraries() == []
+    assert file_health.other_libraries() == []
 
 
 def test_a_long_log_is_named(file: SQLiteDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_a_file_or_folder_that_cannot_be_written_is_all_that_is_told(
 def test_a_network_file_system_is_an_error_though_it_was_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "file_system", lambda folder: "nfs4")
+    monkeypatch.setattr(file_health, "file_system", lambda folder: "nfs4")
     driver = SQLiteDriver(tmp_path / "jobs.db", network_ok=True)
     found = by_name(driver.examine())["file system"]
     assert (found.level, "nfs4" in found.text) == ("error", True)

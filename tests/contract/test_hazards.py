@@ -38,7 +38,9 @@ from duly.store.ops import Replay
 from duly.store.postgres import driver as postgres
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.sqlite import checkpoint
+from duly.store.sqlite import connection as sqlite_connection
 from duly.store.sqlite import driver as sqlite
+from duly.store.sqlite import writer as sqlite_writer
 from duly.store.statements import spell
 from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store, held, new_id, new_token, spoiled
 
@@ -64,13 +66,13 @@ def file(tmp_path: Path):
 def emptied(monkeypatch):
     """A queue that gets an item whenever a log has been emptied."""
     ended: SimpleQueue[None] = SimpleQueue()
-    empty = sqlite._Writer._empty_log
+    empty = sqlite_writer.Writer._empty_log
 
     def and_tell(writer, conn):
         empty(writer, conn)
         ended.put(None)
 
-    monkeypatch.setattr(sqlite._Writer, "_empty_log", and_tell)
+    monkeypatch.setattr(sqlite_writer.Writer, "_empty_log", and_tell)
     return ended
 
 
@@ -657,13 +659,13 @@ def test_j01_a_log_that_another_has_locked_is_begun_anew_by_him(file):
         conn.execute("pragma wal_checkpoint(restart)")
         salt = salt_of(file.driver.wal)
         theirs.execute("begin immediate")
-        sqlite._begin_anew(conn)
+        sqlite_writer.begin_anew(conn)
         theirs.execute("insert into theirs values (1)")
         theirs.execute("commit")
         assert salt_of(file.driver.wal) != salt
         theirs.execute("drop table duly_meta")
         with pytest.raises(sqlite3.OperationalError, match="reindex"):
-            sqlite._begin_anew(conn)
+            sqlite_writer.begin_anew(conn)
 
 
 def enqueued_until_emptied(store, emptied):
@@ -752,7 +754,7 @@ def test_j01_a_write_waits_for_a_checkpoint_of_another_process_that_takes_long(t
 
 
 def enqueue_while_another_commits_again_and_again(driver, monkeypatch):
-    monkeypatch.setattr(sqlite, "LOCK_LOOK_SECONDS", (0.05, 0.05))  # so that it does not come between them
+    monkeypatch.setattr(sqlite_connection, "LOCK_LOOK_SECONDS", (0.05, 0.05))  # so that it does not come between them
     theirs = sqlite3.connect(driver.path, isolation_level=None, check_same_thread=False)
     theirs.execute("pragma journal_mode = wal")
     theirs.execute("create table theirs (number)")

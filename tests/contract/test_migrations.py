@@ -20,7 +20,7 @@ from duly.store.driver import Driver
 from duly.store.migrate import Migration
 from duly.store.postgres import driver as pg
 from duly.store.postgres.driver import PostgresDriver, bring_up_to_date, migration_statements
-from duly.store.sqlite import driver as sqlite
+from duly.store.sqlite import schema as sqlite_schema
 from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import Dialect
 from tests.contract.stores import NOW, TABLES, PostgresStore, SQLiteStore, Store, new_id
@@ -599,7 +599,7 @@ def test_a_file_that_somebody_takes_further_than_we_know_while_we_wait_for_its_l
         conn.execute("begin immediate")
 
     driver = SQLiteDriver(path)
-    monkeypatch.setattr(sqlite, "begin", waits)
+    monkeypatch.setattr(sqlite_schema, "begin", waits)
     with pytest.raises(SchemaMismatch, match="needs a newer duly"):
         driver.run(ops.clock())
     driver.close()

@@ -102,7 +102,7 @@ def test_the_version_is_told_without_loading_the_rest(tmp_path):
 
 def test_a_network_file_system_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("duly.store.sqlite.driver.file_system", lambda folder: "nfs4")  # none can be mounted here
+    monkeypatch.setattr("duly.store.sqlite.health.file_system", lambda folder: "nfs4")  # none can be mounted here
     answer = CliRunner().invoke(main, ["migrate", "--url", "jobs.db"])
     assert answer.exit_code == 2
     assert "lies on a network file system (nfs4)" in answer.output

@@ -19,7 +19,7 @@ from typing import Any
 import apsw
 
 from duly.store.sqlite import checkpoint
-from duly.store.sqlite import driver as sqlite
+from duly.store.sqlite import connection as sqlite
 from tests.proof.disk import Event
 
 LIBRARY = apsw.sqlite_lib_version()

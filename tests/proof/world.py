@@ -32,7 +32,7 @@ from duly.rules.keys import Ids
 from duly.store import migrate, statements
 from duly.store.driver import Driver
 from duly.store.op import Op, Rows
-from duly.store.sqlite import driver as sqlite
+from duly.store.sqlite import connection as sqlite_connection
 from duly.worker import heartbeat
 from duly.worker import worker as workers
 
@@ -246,7 +246,7 @@ class Database:
                 raise AnswerLost("the connection broke at the commit, which did not happen")
         except sqlite3.Error as error:
             self._roll_back()
-            raise sqlite.translate(error, op.name, "the database") from error
+            raise sqlite_connection.translate(error, op.name, "the database") from error
         except BaseException:
             self._roll_back()
             raise

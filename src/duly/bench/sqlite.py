@@ -17,7 +17,8 @@ from duly.bench.place import Limit, Place, app_arguments, now_ms
 from duly.errors import ConfigError
 from duly.rules.settings import Settings
 from duly.store.sqlite import checkpoint
-from duly.store.sqlite.driver import SQLiteDriver, check_host, file_system
+from duly.store.sqlite.driver import SQLiteDriver
+from duly.store.sqlite.health import check_host, file_system
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 PREFIX = "duly-bench-"

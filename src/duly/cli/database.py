@@ -87,12 +87,12 @@ def database_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_file(app: Duly) -> None:
-    from duly.store.sqlite import driver as sqlite
+    from duly.store.sqlite.connection import check_path
 
     path = app.settings.url.path
     if path is None:
         return
-    sqlite.check_path(Path(path))
+    check_path(Path(path))
     if not Path(path).exists():
         raise ConfigError(
             f"there is no database {path} yet: a worker or an enqueue makes it. "
@@ -102,10 +102,10 @@ def _check_file(app: Duly) -> None:
 
 def check_tables(app: Duly) -> None:
     """Refuse a SQLite file of somebody else's: opening it would put our tables into it."""
-    from duly.store.sqlite import driver as sqlite
+    from duly.store.sqlite import schema
 
     path = app.settings.url.path
-    if path is not None and not sqlite.look(path):
+    if path is not None and not schema.look(path):
         raise SchemaMismatch(
             f"{path} has no tables of duly, and a look does not make them: name another database with --url, "
             "or run `duly migrate`"

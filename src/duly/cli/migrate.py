@@ -81,7 +81,7 @@ def _postgres(driver: Driver, read: Settings, grant: str | None, apply: bool) ->
 
 
 def _sqlite(driver: Driver, read: Settings, grant: str | None, apply: bool) -> Found:
-    from duly.store.sqlite import driver as sqlite
+    from duly.store.sqlite import schema as sqlite
 
     if grant is not None:
         raise ConfigError(f"--grant is for PostgreSQL; {read.url} has no roles")

@@ -57,9 +57,9 @@ def reach(app: Duly, worker: str, ending: Ending, *, remedy: str, as_json: bool)
 def _refuse_read_only(app: Duly) -> None:
     """Refuse what a look does not notice: that nothing can be written there."""
     if app.settings.url.path is not None:
-        from duly.store.sqlite import driver as sqlite
+        from duly.store.sqlite import health
 
-        sqlite.check_access(app.settings.url.path)
+        health.check_access(app.settings.url.path)
 
 
 class Wait:

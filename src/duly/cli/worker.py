@@ -245,7 +245,7 @@ def _queue(name: str, limit: int | None) -> str:
 
 
 def _has_wal_hazard() -> bool:
-    from duly.store.sqlite.driver import wal_verdict
+    from duly.store.sqlite.health import wal_verdict
 
     return not wal_verdict().endswith(": safe")
 
@@ -253,7 +253,7 @@ def _has_wal_hazard() -> bool:
 def _other_libraries(app: App) -> list[str]:
     if app.settings.url.path is None:
         return []
-    from duly.store.sqlite.driver import other_libraries
+    from duly.store.sqlite.health import other_libraries
 
     return other_libraries()
 

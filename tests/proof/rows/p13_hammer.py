@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from duly.store.sqlite.driver import SQLiteDriver, _Writer
+from duly.store.sqlite.driver import SQLiteDriver
+from duly.store.sqlite.writer import Writer
 from tests.proof import breaks
 from tests.proof.fleet import Fleet, fleet
 from tests.proof.ledger import records
@@ -112,13 +113,13 @@ def integrity(path: Path) -> str:
         conn.close()
 
 
-def _begin_at_once(self: _Writer) -> None:
+def _begin_at_once(self: Writer) -> None:
     """Take the lock, or fail."""
     self._conn.execute("begin immediate")
 
 
-breaks.python("hammer:waits_for_locks", _Writer, "_begin", _begin_at_once)
-breaks.python("hammer:log_is_cut", _Writer, "mind_wal", lambda self: None)
+breaks.python("hammer:waits_for_locks", Writer, "_begin", _begin_at_once)
+breaks.python("hammer:log_is_cut", Writer, "mind_wal", lambda self: None)
 breaks.python("hammer:forgets_handles", SQLiteDriver, "abandon", lambda self: None)
 
 ROW = Row(

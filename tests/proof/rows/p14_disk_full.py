@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from duly.errors import DulyError
-from duly.store.sqlite.driver import _Writer
+from duly.store.sqlite.writer import Writer
 from tests.proof import breaks, tasks
 from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.ledger import records
@@ -166,7 +166,7 @@ def _whatever_comes(self: Any, op: str) -> None:
         self._roll_back()
 
 
-breaks.python("disk:commit_is_heard", _Writer, "_commit_with_hook", _whatever_comes)
+breaks.python("disk:commit_is_heard", Writer, "_commit_with_hook", _whatever_comes)
 
 ROW = Row(
     "P14",

@@ -20,15 +20,10 @@ from typing import NamedTuple, TypeAlias
 from duly.errors import ConfigError, StoreError, StoreUnavailable
 from duly.model import HoldFigure
 from duly.store import caller, migrate, ops, statements
-from duly.store.sqlite.driver import (
-    BUSY_SECONDS,
-    SQLiteDriver,
-    bring_up_to_date,
-    check_host,
-    check_path,
-    read_meta,
-    translate,
-)
+from duly.store.sqlite.connection import BUSY_SECONDS, check_path, translate
+from duly.store.sqlite.driver import SQLiteDriver
+from duly.store.sqlite.health import check_host
+from duly.store.sqlite.schema import bring_up_to_date, read_meta
 
 Progress: TypeAlias = Callable[[int, int], None]
 
