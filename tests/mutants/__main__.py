@@ -1,6 +1,6 @@
-"""Break the code on purpose and see a guarding test turn red: `make mutants`, or `make mutants ARGS="-k rescue"`.
+"""Break the code on purpose and see a test fail: `make mutants`, or `make mutants ARGS="-k rescue"`.
 
-Each mutant is one change to a copy of the package. A mutant that no test notices has survived, and fails the run.
+Each mutant is one change to a copy of the package. A mutant with which its tests pass has survived, and fails the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants import relocate
+from tests.mutants import fits, relocate
 from tests.mutants.catalogue import MUTANTS, Mutant
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,8 +26,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("-k", default="", metavar="TEXT", help="only mutants whose file, text or test contains this")
     parser.add_argument("-j", type=int, default=2, metavar="N", help="how many at once")
+    parser.add_argument(
+        "--fits", action="store_true", help="run nothing: list the mutants whose text or tests are missing"
+    )
     parser.add_argument("--relocate", action="store_true", help="after code has moved: correct the file of each mutant")
     options = parser.parse_args()
+    if options.fits:
+        sys.exit(show_misfits())
     if options.relocate:
         relocate.show(relocate.relocate(ROOT))
     chosen = [mutant for mutant in MUTANTS if options.k in " ".join(mutant)]
@@ -36,6 +41,15 @@ def main() -> None:
     survivors = len(verdicts) - sum(verdicts)
     print(f"{sum(verdicts)} of {len(verdicts)} mutants were noticed" + (f", {survivors} survived" if survivors else ""))
     sys.exit(1 if survivors or not verdicts else 0)
+
+
+def show_misfits() -> int:
+    """Print the mutants that cannot be judged; return 1 if there are any."""
+    misfits = fits.misfits(ROOT, MUTANTS)
+    for mutant, reason in misfits.items():
+        print(f"{mutant.file}  {mutant.tests}\n    {reason}\n    {mutant.old!r}")
+    print(f"{len(MUTANTS) - len(misfits)} of {len(MUTANTS)} mutants fit")
+    return 1 if misfits else 0
 
 
 def judge(mutant: Mutant) -> str:

@@ -997,15 +997,15 @@ MUTANTS = [
         "tests/contract/test_caller.py -k rolls_back_with_the_caller",
     ),
     Mutant(
-        "src/duly/store/sql/sqlite/job.sql",
-        "case when exists (select 1 from duly_job where token = :token) then 0 else :limit end as room",
-        ":limit as room",
+        "src/duly/store/sql/sqlite/claim.sql",
+        "with asked as materialized (\n    select case when exists (select 1 from duly_job where token = :token) then 0 else :limit end as room",
+        "with asked as materialized (\n    select :limit as room",
         "tests/contract/test_claim.py -k j08_asking_again_with",
     ),
     Mutant(
-        "src/duly/store/sql/postgres/job.sql",
-        "                  or exists (select 1 from duly.duly_job where token = :token::bigint)\n",
-        "",
+        "src/duly/store/sql/postgres/claim.sql",
+        "                  or exists (select 1 from duly.duly_job where token = :token::bigint)\n                  or exists (select 1 from gate where kind = 'queue' and name = :queue) then 0\n                else :limit::int end as room\n),\nready",
+        "                  or exists (select 1 from gate where kind = 'queue' and name = :queue) then 0\n                else :limit::int end as room\n),\nready",
         "tests/contract/test_claim.py -k j08_asking_again_with",
     ),
     Mutant(
@@ -1453,19 +1453,19 @@ MUTANTS = [
         "tests/contract/test_enqueue.py -k k01_the_first_of_two",
     ),
     Mutant(
-        "src/duly/store/sql/sqlite/job.sql",
+        "src/duly/store/sql/sqlite/enqueue.sql",
         "duly_key.fingerprint <> value ->> 'fingerprint' as other_payload",
         "false as other_payload",
         "tests/contract/test_enqueue.py -k k01_another_payload",
     ),
     Mutant(
-        "src/duly/store/sql/postgres/job.sql",
+        "src/duly/store/sql/postgres/enqueue.sql",
         "duly_key.fingerprint <> input.fingerprint as other_payload",
         "false as other_payload",
         "tests/contract/test_enqueue.py -k k01_another_payload",
     ),
     Mutant(
-        "src/duly/store/sql/sqlite/job.sql",
+        "src/duly/store/sql/sqlite/enqueue.sql",
         "left join duly_key on duly_key.task = :task and duly_key.key",
         "left join duly_key on duly_key.key",
         "tests/contract/test_enqueue.py -k k01_the_same_key_of_another_task",
@@ -1789,7 +1789,7 @@ MUTANTS = [
         "tests/contract/test_plans.py -k sqlite",
     ),
     Mutant(
-        "src/duly/store/sql/postgres/job.sql",
+        "src/duly/store/sql/postgres/upkeep.sql",
         " where token between 1 and 9223372036854775807\n",
         " where token is not null\n",
         "tests/contract/test_plans.py -k postgres_walks",
@@ -2005,13 +2005,13 @@ MUTANTS = [
         "tests/contract/test_rescue.py -k locked_is_skipped",
     ),
     Mutant(
-        "src/duly/store/sql/sqlite/job.sql",
+        "src/duly/store/sql/sqlite/upkeep.sql",
         "lease_until = null, last_token = -token\n",
         "lease_until = null, last_token = token\n",
         "tests/contract/test_rescue.py -k given_up",
     ),
     Mutant(
-        "src/duly/store/sql/postgres/job.sql",
+        "src/duly/store/sql/postgres/upkeep.sql",
         "lease_until = null, last_token = -token\n",
         "lease_until = null, last_token = token\n",
         "tests/contract/test_rescue.py -k given_up",
@@ -2131,7 +2131,7 @@ MUTANTS = [
         "tests/contract/test_statements.py -k same_columns",
     ),
     Mutant(
-        "src/duly/store/sql/sqlite/job.sql",
+        "src/duly/store/sql/sqlite/enqueue.sql",
         "       coalesce(duly_key.state, 'live') as state, duly_key.result,",
         "       coalesce(duly_key.state, 'live') as state, duly_key.result, duly_key.result,",
         "tests/contract/test_statements.py -k same_columns",
@@ -2197,9 +2197,9 @@ MUTANTS = [
         "tests/contract/test_hazards.py -k j10_a_job_that_a_caller",
     ),
     Mutant(
-        "src/duly/store/sql/postgres/job.sql",
-        "case when not pg_try_advisory_xact_lock(:token::bigint)\n                  or exists",
-        "case when exists",
+        "src/duly/store/sql/postgres/claim.sql",
+        "case when not pg_try_advisory_xact_lock(:token::bigint)\n                  or exists (select 1 from duly.duly_job where token = :token::bigint)\n                  or exists (select 1 from gate where kind = 'queue' and name = :queue) then 0\n                else :limit::int end as room\n),\nready",
+        "case when exists (select 1 from duly.duly_job where token = :token::bigint)\n                  or exists (select 1 from gate where kind = 'queue' and name = :queue) then 0\n                else :limit::int end as room\n),\nready",
         "tests/contract/test_hazards.py -k j08",
     ),
     Mutant(
@@ -3834,7 +3834,7 @@ MUTANTS = [
         "tests/contract/test_retry.py -k waits_for_something",
     ),
     Mutant(
-        "src/duly/store/sql/sqlite/job.sql",
+        "src/duly/store/sql/sqlite/upkeep.sql",
         "and by is :by and why is :why;",
         ";",
         "tests/contract/test_retry.py -k lost_answer",
@@ -4884,9 +4884,9 @@ MUTANTS = [
         "tests/contract/test_shape.py -k 'r11 and sqlite'",
     ),
     Mutant(
-        "src/duly/store/sql/postgres/shape.sql",
-        "then 0\n                else :limit::int end as room\n",
-        "then :limit::int\n                else :limit::int end as room\n",
+        "src/duly/store/sql/postgres/claim.sql",
+        "then 0\n                else :limit::int end as room\n),\nbudgeted",
+        "then :limit::int\n                else :limit::int end as room\n),\nbudgeted",
         "tests/contract/test_shape.py -k 'postgres and (j08 or guarded)'",
     ),
     Mutant(
