@@ -14,7 +14,7 @@ LONGEST_FILE, LONGEST_FUNCTION, MOST_AT_THE_TOP = 500, 40, 16
 LONG_FILES: dict[str, int] = {
     "app/app.py": 792,
     "app/schedules.py": 707,
-    "app/tasks.py": 664,
+    "app/tasks.py": 614,
     "store/postgres/driver.py": 911,
     "worker/worker.py": 819,
 }

@@ -23,7 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from duly.app.context import Lease, SyncCtx
+from duly.app.context import SyncCtx
+from duly.app.lease import Lease
 from duly.errors import ConfigError, LeaseLost
 from duly.model import Enqueued, NewJob, Terms
 from duly.store import caller, ops

@@ -10,7 +10,8 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from duly.app.context import Lease, SyncCtx
+from duly.app.context import SyncCtx
+from duly.app.lease import Lease
 from duly.errors import ConfigError
 from duly.model import DAY_MS, Change, Claimed, Enqueued, Envelope, Failure, NewJob, Sighting, State, Terms
 from duly.store import ops

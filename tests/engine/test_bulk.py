@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from duly import Duly, SyncCtx
-from duly.app.context import Asked, current
+from duly.app.lease import Asked, current
 from duly.app.tasks import CHUNK, Call, Task
 from duly.errors import StoreUnavailable
 from duly.store.op import Op

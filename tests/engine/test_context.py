@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from duly import Ctx, Duly, SyncCtx
-from duly.app.context import current
+from duly.app.lease import current
 from duly.errors import ConfigError, LeaseLost, StoreUnavailable
 from duly.model import State
 from duly.rules import backoff

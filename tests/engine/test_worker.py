@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from duly import Cancel, Ctx, Duly, SyncCtx
-from duly.app.context import Lease
+from duly.app.lease import Lease
 from duly.errors import JobTimeout, LeaseLost
 from duly.model import State
 from duly.rules.keys import new_token
@@ -812,7 +812,7 @@ def test_j10_a_lease_that_ended_does_not_take_its_successor_along(app: Duly) -> 
         await work.aenqueue()
         job = (await app.driver.arun(ops.claim("default", limit=1, token=new_token(), worker="w")))[0]
         # Given back and claimed again by one turn, whose answers come in either order.
-        old, new = (Lease(job, app.tasks["work"], app.driver, "duly", 0.0) for _ in range(2))
+        old, new = (Lease(job, app.tasks["work"].definition, app.driver, "duly", 0.0) for _ in range(2))
         worker._held[job.id] = new
         worker._let_go([(old, DONE)])
         assert worker.leases() == [new]

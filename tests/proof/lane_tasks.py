@@ -7,7 +7,7 @@ import os
 import time
 
 from duly import Ctx, Duly
-from duly.app.context import current
+from duly.app.lease import current
 from duly.rules import backoff
 from tests.proof.tasks import ledger, told, written_down
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from duly import Ctx, Duly, SyncCtx
-from duly.app.context import current
+from duly.app.lease import current
 from duly.rules import backoff
 from tests.proof.ledger import Ledger
 

@@ -23,15 +23,16 @@ from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar
 from duly import store
 from duly.app import tasks
 from duly.app.batches import Batch, Batches, batch_of
-from duly.app.context import current, in_flight, parent
 from duly.app.dead import Dead
 from duly.app.decorator import TaskDecorator
+from duly.app.definition import Definition
 from duly.app.events import Events
 from duly.app.filters import checked
 from duly.app.gil import threads_switched_often
+from duly.app.lease import current, in_flight, parent
 from duly.app.queue_depth import Depths
 from duly.app.schedules import Every, Options, Schedules, When
-from duly.app.tasks import Chunk, Definition, Task
+from duly.app.tasks import Chunk, Task
 from duly.app.waits import pauses
 from duly.errors import (
     AnswerLost,
@@ -70,7 +71,6 @@ Queues: TypeAlias = list[QueueFigure]
 Workers: TypeAlias = list[WorkerRecord]
 Answers: TypeAlias = list[Enqueued]
 Handles: TypeAlias = "list[Job[R]]"
-
 
 MOST_DEPTH = 1_000_000_000
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, ca
 from msgspec.structs import replace
 
 from duly.app import tasks
-from duly.app.context import Lease, current, heed, in_flight, parent
 from duly.app.filters import checked
+from duly.app.lease import Lease, current, heed, in_flight, parent
 from duly.app.tasks import CHUNK, Call, Task
 from duly.app.waits import pauses
 from duly.errors import BadArguments, BatchNotFound, BatchSealed, ConfigError, KeyConflict

@@ -1,149 +1,31 @@
-"""What a handler holds of its job: the lease as the worker sees it, and the context as the handler does.
+"""The context of a handler: its view of the job it runs.
 
-`Ctx` is for async handlers, `SyncCtx` for sync ones. Every call of theirs first looks whether the handler should
-stop, so that one which calls now and then is never the last to hear of it.
+`Ctx` is for async handlers, `SyncCtx` for sync ones. Each call first checks whether the handler should stop, so a
+handler that calls regularly stops early.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, final
 
-import msgspec
-
-from duly.errors import AnswerLost, ConfigError, JobTimeout, LeaseLost, StoreUnavailable
+from duly.app.lease import Lease, in_flight
+from duly.errors import AnswerLost, ConfigError, StoreUnavailable
 from duly.model import Change, Claimed, Envelope, State, Verdict
 from duly.rules import codec
-from duly.rules.control import Cancel, Stopping
 from duly.store import caller, ops
-from duly.store.op import Finish, Held, Op
+from duly.store.op import Finish, Op
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from duly.app.tasks import Task
-    from duly.store.driver import Driver
-
-
-class Asked(StrEnum):
-    """Why a handler is asked to stop."""
-
-    CANCEL = "cancel"
-    TIMEOUT = "timeout"
-    LOST = "lost"
-    STOPPING = "stopping"
-
-
-CANCELLED_ON_REQUEST = "cancelled on request"
-
-
-class Lease(msgspec.Struct, eq=False):
-    """One job on lease in this process, and what the worker knows of its handler."""
-
-    job: Claimed
-    task: Task[..., Any, Any]
-    driver: Driver
-    schema: str
-    claimed_at: float
-    begun_at: float | None = None
-    ended_at: float = 0.0  # when the handler has ended
-    beat_at: float | None = None  # the handler's own heartbeat
-    on_beat: Callable[[], None] | None = None  # who is told of it: the worker watches for stalls, from another process
-    stalled: bool = False
-    asked: Asked | None = None
-    asked_at: float = 0.0
-    aio: asyncio.Task[Any] | None = None
-    thread: int | None = None
-    interrupted: bool = False  # something was raised into that thread, or is about to be
-    staged: bool = False  # the finish is part of the caller's transaction
-    sent: bool = False  # the finish is on its way
-    closed: bool = False  # nothing that the handler still does counts
-    in_flight: int = 0  # writes of the handler that are on their way
-    landed: asyncio.Event | None = None  # set when they have arrived
-    beside: set[asyncio.Task[Any]] | None = None  # what the handler started, if it did: see `left`
-    over: bool = False  # the handler has ended; what it left behind may still run
-    conn: Any = None  # the connection on which it staged its finish
-
-    def __repr__(self) -> str:
-        return f"<lease of job {self.job.id}>"  # what the job is called with may be a secret
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return [("job", self.job.id)]
-
-    @property
-    def left(self) -> set[asyncio.Task[Any]]:
-        """What the handler started beside itself: a set that is made when it first does, because few do."""
-        if self.beside is None:
-            self.beside = set()
-        return self.beside
-
-    @property
-    def held(self) -> Held:
-        """The job and the token under which it is held."""
-        return Held(self.job.id, self.job.token)
-
-    def beat(self) -> None:
-        """Note that the handler is alive."""
-        self.beat_at, self.stalled = time.monotonic(), False
-        if self.on_beat is not None:
-            self.on_beat()
-
-    def check(self) -> None:
-        """Raise what tells the handler to stop, if it should."""
-        if self.asked is not None:
-            self.stop()
-
-    def stop(self) -> NoReturn:
-        """Tell the handler why it should stop."""
-        job = self.job
-        match self.asked:
-            case Asked.CANCEL:
-                raise Cancel(CANCELLED_ON_REQUEST)
-            case Asked.TIMEOUT:
-                raise timed_out(self)
-            case Asked.STOPPING:
-                raise Stopping(f"{job.task} {job.id}: its worker stops")
-        raise LeaseLost(
-            f"{job.task} {job.id}: the lease is lost, another worker may own it; nothing was written", job.id
-        )
-
-    def lose(self) -> NoReturn:
-        """Note that the database says that the lease is lost, and tell the handler."""
-        self.asked = self.asked or Asked.LOST
-        self.stop()
-
-
-def timed_out(lease: Lease) -> JobTimeout:
-    """Make the error of a handler that ran too long."""
-    job, limit_ms = lease.job, lease.task.definition.timeout_ms or 0
-    return JobTimeout(f"{job.task} {job.id}: ran longer than its timeout of {limit_ms / 1000:g} s", job.id)
-
-
-current: ContextVar[Lease | None] = ContextVar("duly_lease", default=None)
-
-
-def parent() -> Held | None:
-    """Give the job whose handler enqueues, under whose lease it does so; none once its finish is staged."""
-    lease = current.get()
-    return None if lease is None or lease.staged or lease.over else lease.held
-
-
-def heed() -> None:
-    """Raise what tells the handler that enqueues to stop, if it should."""
-    lease = current.get()
-    if lease is not None and not lease.over:
-        lease.check()
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Due times that nobody fired in time: how many, the first and the last."""
+    """Due times that no worker fired in time: how many, the first and the last."""
 
     count: int = 0
     since: datetime | None = None
@@ -151,7 +33,7 @@ class Missed:
 
 
 class _Context:
-    """What both contexts say of the job."""
+    """The properties that both contexts share."""
 
     def __init__(self, lease: Lease | None) -> None:
         self._lease = lease
@@ -159,7 +41,7 @@ class _Context:
     @property
     def _job(self) -> Claimed:
         if self._lease is None:
-            raise ConfigError("this handler was called directly, so that there is no job to ask about: enqueue it")
+            raise ConfigError("This handler was called directly and has no job. Enqueue it to give it one.")
         return self._lease.job
 
     @property
@@ -174,7 +56,7 @@ class _Context:
 
     @property
     def queue(self) -> str:
-        """The queue that the job came from."""
+        """The queue of the job."""
         return self._job.queue
 
     @property
@@ -189,38 +71,38 @@ class _Context:
 
     @property
     def key(self) -> str:
-        """The key to give to outside systems, so that they take the effect once: the same for every attempt."""
+        """The idempotency key for calls to other systems: the same in every attempt."""
         return self._job.key or self._job.origin or self._job.id
 
     @property
     def envelope(self) -> Envelope:
-        """What travels with the job: correlation, causation, subject."""
+        """The metadata of the job: correlation, causation, subject."""
         return self._job.envelope
 
     @property
     def correlation_id(self) -> str:
-        """What the job and all that it causes have in common."""
+        """The id that the job shares with every job it causes."""
         return self._job.envelope.correlation_id or self._job.id
 
     @property
     def due_at(self) -> datetime:
-        """When the job was due; a run of a schedule is due by its rule, whatever its jitter, delay or retries."""
+        """When the job was due. For a run of a schedule: the due time by its rule, without jitter, delay or retries."""
         due_at = self._job.envelope.due_at
         return _moment(self._job.due_at if due_at is None else due_at)
 
     @property
     def schedule(self) -> str | None:
-        """The name of the schedule that the job is a run of."""
+        """The name of the schedule that created the job."""
         return self._job.schedule
 
     @property
     def batch(self) -> str | None:
-        """The id of the batch that the job belongs to, or that it is a callback of."""
+        """The id of the batch that the job belongs to, or whose callback it is."""
         return self._job.batch_id or self._job.envelope.batch
 
     @property
     def missed(self) -> Missed:
-        """The due times that this run stands for, its own included, where its schedule has catchup="last"."""
+        """The due times that this run replaces, its own included, if its schedule has catchup="last"."""
         missed = self._job.envelope.missed
         return Missed() if missed is None else Missed(missed.count, _moment(missed.since), _moment(missed.until))
 
@@ -231,7 +113,7 @@ class _Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the handler should stop: cancelled, out of time, its lease lost or its worker stopping."""
+        """Whether the handler should stop: cancelled, timed out, its lease lost, or its worker stopping."""
         return self._lease is not None and self._lease.asked is not None
 
     def _progress(self, percent: float, message: str | None) -> Op[bool] | None:
@@ -243,7 +125,7 @@ class _Context:
         return self._op(ops.heartbeat)
 
     def _op(self, make: Any) -> Op[bool] | None:
-        """Make a write of a running job. None: the handler was called directly, and there is nothing to write."""
+        """Build a write of a running job. None: the handler was called directly and has no job."""
         if self._lease is None:
             return None
         self._lease.check()
@@ -271,22 +153,22 @@ class _Context:
 
 @final
 class Ctx(_Context):
-    """What an async handler holds of its job. It is the first parameter of those that want it."""
+    """The context of an async handler. A handler that needs it takes it as the first parameter."""
 
     async def progress(self, percent: float, message: str | None = None) -> None:
-        """Note how far the job is, 0 to 100. It does not extend the lease, and is lost while the database is away."""
+        """Record how far the job is, from 0 to 100. This does not extend the lease; it is lost without a database."""
         if op := self._progress(percent, message):
             self._answered(await self._run(op))
 
     async def heartbeat(self) -> None:
-        """Say that the handler itself is alive, for `stall_after`."""
+        """Report that the handler is alive, for `stall_after`."""
         if op := self._heartbeat():
             self._answered(await self._run(op))
 
     def commit(self, conn: Any, *, result: Any = None) -> Awaitable[None]:
-        """Finish the job inside your own transaction: what you commit and the finish are both there, or neither.
+        """Finish the job inside your own transaction, so your changes and the finish commit together or not at all.
 
-        Nothing is committed here. To be awaited where the connection is async.
+        You commit the transaction. Await the call if the connection is async.
         """
         op = self._staged(result)
         assert self._lease is not None
@@ -308,22 +190,22 @@ class Ctx(_Context):
 
 @final
 class SyncCtx(_Context):
-    """What a sync handler holds of its job. It is the first parameter of those that want it."""
+    """The context of a sync handler. A handler that needs it takes it as the first parameter."""
 
     def progress(self, percent: float, message: str | None = None) -> None:
-        """Note how far the job is, 0 to 100. It does not extend the lease, and is lost while the database is away."""
+        """Record how far the job is, from 0 to 100. This does not extend the lease; it is lost without a database."""
         if op := self._progress(percent, message):
             self._answered(self._run(op))
 
     def heartbeat(self) -> None:
-        """Say that the handler itself is alive, for `stall_after`."""
+        """Report that the handler is alive, for `stall_after`."""
         if op := self._heartbeat():
             self._answered(self._run(op))
 
     def commit(self, conn: Any, *, result: Any = None) -> None:
-        """Finish the job inside your own transaction: what you commit and the finish are both there, or neither.
+        """Finish the job inside your own transaction, so your changes and the finish commit together or not at all.
 
-        Nothing is committed here.
+        You commit the transaction.
         """
         op = self._staged(result)
         assert self._lease is not None
@@ -337,7 +219,7 @@ class SyncCtx(_Context):
 
 
 class _Report:
-    """Whether the lease stands, as far as a report of the handler has found out."""
+    """Whether the job is still held, as far as a report of the handler knows."""
 
     held = True
 
@@ -348,26 +230,14 @@ def _moment(at: int) -> datetime:
 
 @contextmanager
 def _reporting() -> Iterator[_Report]:
-    """Let a report be lost while the database is away: no handler should fail of it, and the next one says more."""
+    """Drop a report while the database is unavailable: no handler should fail because of it, and the next follows."""
     with suppress(StoreUnavailable, AnswerLost):
         yield _Report()
 
 
 class _Done:
-    """Something to await that is there already."""
+    """An awaitable that is done."""
 
     def __await__(self) -> Generator[Any, Any, None]:
         return
         yield
-
-
-@contextmanager
-def in_flight(lease: Lease) -> Iterator[None]:
-    """Count a write of a handler that is on its way, so that its attempt does not end before."""
-    lease.in_flight += 1
-    try:
-        yield
-    finally:
-        lease.in_flight -= 1
-        if lease.landed is not None and not lease.in_flight:
-            lease.landed.set()

@@ -18,7 +18,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, final, overload
 
 from duly.app.context import Ctx, SyncCtx
-from duly.app.tasks import Errors, Isolation, OrderingDead, Task
+from duly.app.definition import OrderingDead
+from duly.app.tasks import Errors, Isolation, Task
 from duly.errors import ConfigError
 from duly.rules.backoff import Backoff
 from duly.rules.durations import Duration

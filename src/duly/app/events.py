@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from duly.app.context import Lease
+from duly.app.lease import Lease
 from duly.model import Change, Failure, State, Verdict
 
 log = logging.getLogger("duly.worker")

@@ -13,12 +13,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
-from duly.app.context import Ctx, SyncCtx, current, heed
+from duly.app.context import Ctx, SyncCtx
+from duly.app.definition import Definition, Kind, OrderingDead
+from duly.app.lease import current, heed
 from duly.errors import ConfigError
 from duly.model import Envelope, NewJob, Terms
 from duly.rules import backoff as backoffs
@@ -26,7 +27,7 @@ from duly.rules import codec, envelope, keys, signature
 from duly.rules.checks import moment, named, whole
 from duly.rules.durations import Duration, to_ms
 from duly.rules.lifecycle import Policy
-from duly.rules.rate import Rate, lane_of, rate_of
+from duly.rules.rate import lane_of, rate_of
 
 if TYPE_CHECKING:
     from duly.app.app import App, Job
@@ -39,57 +40,6 @@ R_co = TypeVar("R_co", covariant=True)
 
 Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 Isolation: TypeAlias = Literal["thread", "process"]
-OrderingDead: TypeAlias = Literal["block", "skip"]
-
-
-class Kind(StrEnum):
-    """Where a handler runs."""
-
-    ASYNC = "async"
-    THREAD = "thread"
-    PROCESS = "process"
-
-
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """What a task is: its function, compiled, and the terms it was defined with. None: the app's setting."""
-
-    name: str
-    handler: Callable[..., Any]
-    context: type[Ctx] | type[SyncCtx] | None
-    codec: signature.SignatureCodec
-    result_type: Any
-    kind: Kind
-    is_async: bool
-    policy: Policy
-    retries: Callable[[BaseException], bool]
-    aliases: tuple[str, ...] = ()
-    queue: str = "default"
-    priority: int = 0
-    max_attempts: int | None = None
-    timeout_ms: int | None = None
-    lease_ms: int | None = None
-    stall_after_ms: int | None = None
-    key: keys.Key | None = None
-    keep_ms: int | None = None
-    result_ttl_ms: int | None = None
-    schema_version: int = 1
-    on_dead: Task[..., Any, Any] | str | None = None
-    cap: int | None = None
-    cap_key: keys.Key | None = None
-    rate: Rate | None = None
-    ordering_key: keys.Key | None = None
-    ordering_dead: OrderingDead = "block"
-
-    @property
-    def lane_key(self) -> keys.Key | None:
-        """What tells the lanes of this task apart; None: it has one, or none."""
-        return self.cap_key if self.ordering_key is None else self.ordering_key
-
-    @property
-    def is_laned(self) -> bool:
-        """Whether its jobs are not free to run as soon as they are due."""
-        return self.cap is not None or self.rate is not None or self.ordering_key is not None
 
 
 @dataclass(frozen=True, slots=True)

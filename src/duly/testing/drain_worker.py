@@ -15,10 +15,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from duly.app.context import Lease
-from duly.app.tasks import Definition, Kind, Task
+from duly.app.definition import Definition, Kind
+from duly.app.lease import Lease
 from duly.errors import JobError
 from duly.model import Change, Claimed, Failed, Outcome
 from duly.testing import hooks
@@ -122,7 +122,7 @@ class Drainer(Worker):
         """Take jobs on lease, and see to it that what their handlers raise is noted."""
         leases = await super().claim(*args, **options)
         for lease in leases:
-            lease.task = Task(self.app, self._observed(lease))
+            lease.definition = self._observed(lease)
             self._refuse_endless(lease.job)
         return leases
 
@@ -137,7 +137,7 @@ class Drainer(Worker):
             )
 
     def _observed(self, lease: Lease) -> Definition:
-        definition = lease.task.definition
+        definition = lease.definition
 
         def retries(error: BaseException) -> bool:
             self._noted(lease, error)
@@ -145,7 +145,7 @@ class Drainer(Worker):
 
         kind = Kind.THREAD if definition.kind is Kind.PROCESS else definition.kind
         context = None if definition.context is None else partial(_context, self.app, definition.context)
-        return replace(definition, kind=kind, retries=retries, context=cast("Any", context))
+        return replace(definition, kind=kind, retries=retries, context=context)
 
     def judged(self, lease: Lease, outcome: Outcome) -> Change:
         """Ask the judge, and note failures that no exception of the handler's tells of."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from duly.app.context import Lease
+from duly.app.lease import Lease
 from duly.errors import ConfigError
 from duly.model import State
 from duly.store import ops

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from duly.app.context import current
+from duly.app.lease import current
 from duly.errors import ConfigError
 from duly.store.op import Op, Rows
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
-from duly.app.context import Lease, current
+from duly.app.lease import Lease, current
 from duly.app.tasks import Chunk
 from duly.errors import ConfigError
 from duly.model import NewJob, State

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from duly.app.app import App
-from duly.app.context import Lease
+from duly.app.lease import Lease
 from duly.app.locate import find_app
 from duly.errors import ConfigError
 from duly.model import Claimed, Failed, Outcome
@@ -78,13 +78,13 @@ class Serving:
             return Outcomes.of(Failed(describe(unknown)), staged=False)
         now = time.monotonic()
         task, schema = self._app.tasks[job.task], self._app.settings.schema
-        lease = Lease(job, task, self._app.driver, schema, now, on_beat=lambda: self._send(Beat()))
+        lease = Lease(job, task.definition, self._app.driver, schema, now, on_beat=lambda: self._send(Beat()))
         lease.begun_at = now
         self._lease = lease
         if self._asked is not None:
             self._ask(self._asked)
         try:
-            outcome = asyncio.run(self._arun(lease)) if lease.task.definition.is_async else runner.run(lease)
+            outcome = asyncio.run(self._arun(lease)) if lease.definition.is_async else runner.run(lease)
         finally:
             self._lease = None
         return Outcomes.of(outcome, staged=lease.staged)

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duly.app.context import Asked, Lease, timed_out
-from duly.app.tasks import Kind
+from duly.app.definition import Kind
+from duly.app.lease import Asked, Lease, timed_out
 from duly.errors import DulyError
 from duly.model import Crashed, Failed, Failure, Outcome, Released
 from duly.rules.failure import describe
@@ -397,7 +397,7 @@ class Suspects:
             elif not ended.done():
                 ended.set_result(outcome)
 
-        if lease.task.definition.kind is Kind.ASYNC:
+        if lease.definition.kind is Kind.ASYNC:
             running = asyncio.create_task(runner.arun(lease))
             running.add_done_callback(lambda done: None if done.cancelled() else tell(done.result()))
         else:

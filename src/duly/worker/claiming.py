@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from duly.app.context import Lease
+from duly.app.lease import Lease
 from duly.errors import DulyError
 from duly.model import Claimed
 from duly.rules import keys

@@ -10,9 +10,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from duly.app.context import Asked, Lease, timed_out
+from duly.app.definition import Kind
 from duly.app.events import about
-from duly.app.tasks import Kind
+from duly.app.lease import Asked, Lease, timed_out
 from duly.model import Failed
 from duly.rules.failure import describe
 
@@ -48,7 +48,7 @@ class Overtime:
                 self._look(lease, now, lease.begun_at)
 
     def _look(self, lease: Lease, now: float, begun_at: float) -> None:
-        definition = lease.task.definition
+        definition = lease.definition
         if definition.stall_after_ms is not None:
             self._look_for_stall(lease, now, begun_at, definition.stall_after_ms)
         if definition.timeout_ms is None:

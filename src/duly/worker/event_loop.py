@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from duly.app.context import current
+from duly.app.lease import current
 
 HEARD = (signal.SIGTERM, signal.SIGINT)
 # A loop has one handler for a signal, and may have several workers: it stops them all.

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from duly.app.context import Asked
+from duly.app.lease import Asked
 from duly.model import Cancelled, Crashed, Failed, Outcome, PartlyDone, Released, Snoozed, Succeeded, Waiting
 
 LENGTH_BYTES = 4

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from duly.app.tasks import Kind, Task
+from duly.app.definition import Kind
+from duly.app.tasks import Task
 
 QUICK_SECONDS = 0.05
 AHEAD_SECONDS = 0.1

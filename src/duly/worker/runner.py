@@ -14,7 +14,7 @@ import logging
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-from duly.app.context import CANCELLED_ON_REQUEST, Asked, Lease, current, timed_out
+from duly.app.lease import CANCELLED_ON_REQUEST, Asked, Lease, current, timed_out
 from duly.errors import LeaseLost, PayloadError, StoreError
 from duly.model import (
     PARKED,
@@ -46,7 +46,7 @@ DONE = Succeeded()
 def change_of(lease: Lease, outcome: Outcome, chance: float) -> Change:
     """Ask the judge what becomes of the job."""
     job = lease.job
-    policy = lease.task.definition.policy
+    policy = lease.definition.policy
     return decide(job.attempt, job.max_attempts, outcome, policy=policy, chance=chance, crashes=job.crashes)
 
 
@@ -98,7 +98,7 @@ def _run(lease: Lease) -> Outcome:
         return reason.outcome
     context = contextvars.copy_context()
     context.run(current.set, lease)
-    definition = lease.task.definition
+    definition = lease.definition
     try:
         if definition.is_async:
             returned = context.run(asyncio.run, definition.handler(*args, **kwargs))
@@ -122,7 +122,7 @@ def _arguments(lease: Lease) -> tuple[list[Any], dict[str, Any]]:
     """Read the handler's arguments, the context first where it wants one."""
     if lease.asked is not None:  # before it began
         raise _CannotRun(_raised(lease, Stopping()))
-    job, definition = lease.job, lease.task.definition
+    job, definition = lease.job, lease.definition
     version = job.envelope.schema_version
     if version > definition.schema_version:
         raise _CannotRun(Waiting(f"{PARKED}needs schema version {version} of task {job.task!r}"))
@@ -143,7 +143,7 @@ def _first_step(lease: Lease, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """
     context = contextvars.copy_context()
     context.run(current.set, lease)
-    coroutine = lease.task.definition.handler(*args, **kwargs)
+    coroutine = lease.definition.handler(*args, **kwargs)
     try:
         awaited = context.run(coroutine.send, None)
     except StopIteration as end:
@@ -220,7 +220,7 @@ def _raised(lease: Lease, error: BaseException) -> Outcome:
 
 def _failed(lease: Lease, error: BaseException) -> Failed:
     try:
-        retry = lease.task.definition.retries(error)
+        retry = lease.definition.retries(error)
     except Exception as failed:
         log.exception("retry_on.failed", extra={"task": lease.job.task, "error": str(failed)})
         retry = True

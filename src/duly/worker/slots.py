@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from duly.app.context import Lease
-from duly.app.tasks import Kind
+from duly.app.definition import Kind
+from duly.app.lease import Lease
 from duly.worker import runner
 from duly.worker.prefetch import LATE_SECONDS
 from duly.worker.threads import Threads
@@ -119,7 +119,7 @@ class Slots:
         return set(self._background)
 
     def _start(self, lease: Lease) -> None:
-        match lease.task.definition.kind:
+        match lease.definition.kind:
             case Kind.ASYNC:
                 self._consumed(lease)
             case Kind.THREAD:
@@ -202,7 +202,7 @@ class Slots:
         following = self._take()
         if following is None:
             self._give_slot_back()
-        elif following.task.definition.kind is ended.task.definition.kind:
+        elif following.definition.kind is ended.definition.kind:
             return following
         else:
             self._worker.call_soon(self._start, following)

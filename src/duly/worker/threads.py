@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from duly.app.context import Lease, timed_out
+from duly.app.lease import Lease, timed_out
 from duly.errors import JobTimeout
 from duly.model import Failed, Outcome
 from duly.rules.failure import describe

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from duly.app.context import Lease
+from duly.app.lease import Lease
 from duly.errors import ConfigError
 from duly.model import State
 from duly.rules import codec, keys

@@ -21,10 +21,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from duly.app.context import Asked, Lease
+from duly.app.definition import Kind
 from duly.app.events import about
 from duly.app.gil import LOOP_ALONE_SECONDS, SWITCH_SECONDS, threads_switched_often
-from duly.app.tasks import Kind
+from duly.app.lease import Asked, Lease
 from duly.errors import AnswerLost, ConfigError, DulyError, StoreUnavailable
 from duly.model import Change, Claimed, Failed, Outcome, Released, State, Verdict
 from duly.rules.durations import Duration, to_ms
@@ -469,7 +469,7 @@ class Worker:
         now, schema = self.clock(), self.app.settings.schema
         leases = []
         for job in jobs:
-            lease = Lease(job, self.app.tasks[job.task], self.driver, schema, now)
+            lease = Lease(job, self.app.tasks[job.task].definition, self.driver, schema, now)
             if job.cancel_requested_at is not None:
                 lease.asked = Asked.CANCEL
             if job.id in self._held:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import psycopg
 from msgspec import structs
 
-from duly.app.context import Lease, SyncCtx
+from duly.app.context import SyncCtx
+from duly.app.lease import Lease
 from duly.errors import LeaseLost
 from duly.model import PARKED, Change, Claimed, Failure, NewJob, State, Terms, Verdict
 from duly.rules.keys import id_in
