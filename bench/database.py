@@ -30,6 +30,7 @@ from duly.bench.sqlite import IN_MEMORY
 from duly.store import ops
 from duly.store.driver import Hook
 from duly.store.postgres import driver as postgres_store
+from duly.store.postgres import schema as postgres_schema
 from duly.store.sqlite import checkpoint as wal
 from duly.store.sqlite import driver as sqlite_store
 from duly.store.sqlite import health as sqlite_health
@@ -160,7 +161,7 @@ class PostgresDatabase(Database):
 
     def __init__(self, url: str) -> None:
         self.url = url
-        postgres_store.bring_up_to_date(url)
+        postgres_schema.bring_up_to_date(url)
         super().__init__()
         self._conn = psycopg.connect(url, autocommit=True)
         for statement in bare_postgres.TABLE:

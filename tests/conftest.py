@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store
 from tests.databases import SETTINGS, Files, Pool
 from tests.servers.pgbouncer import behind

@@ -27,7 +27,7 @@ WAITING = "select count(*) from {}duly_job"
 
 def fill(url: str, jobs: str, kind: str, keep: str) -> None:
     if is_postgres(url):
-        from duly.store.postgres.driver import bring_up_to_date
+        from duly.store.postgres.schema import bring_up_to_date
 
         bring_up_to_date(url)
     no_op = declare(Duly(url), kind, keep, print)

@@ -50,7 +50,7 @@ def test_a_worker_can_say_which_server_it_works_on_and_whether_that_keeps_what_i
 
 @pytest.mark.slow
 def test_a_server_that_forgets_commits_in_a_crash_is_named() -> None:
-    from duly.store.postgres.driver import bring_up_to_date
+    from duly.store.postgres.schema import bring_up_to_date
 
     with PostgresServer(durable=True) as server:
         url = server.new_database()

@@ -19,8 +19,9 @@ from duly.model import NewJob, Terms
 from duly.store import health, ops
 from duly.store.driver import Finding
 from duly.store.health import Transaction
-from duly.store.postgres import driver as postgres
-from duly.store.postgres.driver import PostgresDriver, bring_up_to_date
+from duly.store.postgres import health as postgres_health
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.postgres.schema import bring_up_to_date
 from duly.store.sqlite import checkpoint
 from duly.store.sqlite import health as file_health
 from duly.store.sqlite.driver import SQLiteDriver
@@ -240,7 +241,7 @@ def test_a_transaction_that_stays_open_is_named_with_its_process(
     with psycopg.connect(server.url, application_name="reports") as conn:
         conn.execute("select 1")
         assert by_name(server.examine())["transactions"].level == "ok"
-        monkeypatch.setattr(postgres, "OLD_TRANSACTION_SECONDS", 0.0)
+        monkeypatch.setattr(postgres_health, "OLD_TRANSACTION_SECONDS", 0.0)
         found = by_name(server.examine())["transactions"]
         assert found.level == "warning"
         assert f"process {conn.info.backend_pid} (reports, " in found.text
@@ -250,7 +251,7 @@ def test_a_transaction_that_stays_open_is_named_with_its_process(
 
 def test_a_server_whose_clock_is_ours_is_not_far_off(server: PostgresDriver) -> None:
     with psycopg.connect(server.url, autocommit=True) as conn:
-        assert abs(postgres._clock_offset_ms(conn)) < 500
+        assert abs(postgres_health._clock_offset_ms(conn)) < 500
 
 
 def test_another_schema_is_examined_by_its_own_name(vacuuming: PostgresServer) -> None:

@@ -16,7 +16,7 @@ from duly.rules.rate import lane_of
 from duly.store import lanes, ops
 from duly.store.lanes import Walk
 from duly.store.op import Finish
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from tests.contract.stores import NOW, WAITING, D1Store, PostgresStore, Store, new_id, new_token
 from tests.servers.postgres import PostgresServer
 

@@ -19,9 +19,10 @@ from duly.model import NewJob, Terms
 from duly.rules.codec import MAX_PAYLOAD
 from duly.store import ops
 from duly.store.driver import Watch
-from duly.store.postgres import driver as postgres
+from duly.store.postgres.connection import PooledConnection
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.postgres.listen import ADDING, ALL_AWAKE, LEAVE, PARK, PARKED, SETTLE, UNSETTLE
+from duly.store.postgres.schema import bring_up_to_date
 from tests.contract.stores import PostgresStore, new_id
 from tests.contract.test_coalesce import blocked, locked, until
 
@@ -38,14 +39,14 @@ def fleet(postgres_url: str) -> Iterator[PostgresStore]:
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Note which statements go past psycopg, and what they are told: whether all were awake."""
     answers: list[bool] = []
-    add = postgres._Connection.add
+    add = PooledConnection.add
 
-    def noted(self: postgres._Connection, statement: Any, params: Any) -> bool:
+    def noted(self: PooledConnection, statement: Any, params: Any) -> bool:
         answers.append(False)
         answers[-1] = add(self, statement, params)
         return answers[-1]
 
-    monkeypatch.setattr(postgres._Connection, "add", noted)
+    monkeypatch.setattr(PooledConnection, "add", noted)
     return answers
 
 
@@ -53,13 +54,13 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def hints(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Note who sends a hint."""
     sent: list[object] = []
-    hint = postgres._Connection.hint
+    hint = PooledConnection.hint
 
-    def noted(self: postgres._Connection) -> None:
+    def noted(self: PooledConnection) -> None:
         sent.append(self)
         hint(self)
 
-    monkeypatch.setattr(postgres._Connection, "hint", noted)
+    monkeypatch.setattr(PooledConnection, "hint", noted)
     return sent
 
 
@@ -338,14 +339,14 @@ def test_j01_a_connection_that_remembers_other_than_thought_serves_on(
         with fleet.driver._pool.connection() as conn:
             conn.execute("deallocate duly_add")
     else:
-        answer = postgres._Connection._answer
+        answer = PooledConnection._answer
 
-        def interrupted(self: postgres._Connection) -> Any:
+        def interrupted(self: PooledConnection) -> Any:
             answer(self)
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(postgres._Connection, "_answer", interrupted)
+        monkeypatch.setattr(PooledConnection, "_answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
             enqueue(fleet.driver)
     pid = backend(fleet)
@@ -374,7 +375,7 @@ def test_j01_who_may_not_ask_who_sleeps_enqueues_all_the_same(postgres_url: str,
 def test_j01_a_schema_with_letters_is_named_in_the_encoding_of_the_connection(
     postgres_url: str, direct: list[bool]
 ) -> None:
-    postgres.bring_up_to_date(postgres_url, schema="dülý")
+    bring_up_to_date(postgres_url, schema="dülý")
     driver = PostgresDriver(psycopg.conninfo.make_conninfo(postgres_url, client_encoding="latin1"), schema="dülý")
     enqueue(driver)
     assert direct == [True]

@@ -18,8 +18,9 @@ from duly.errors import SchemaMismatch, StoreError, StoreRefused, StoreUnavailab
 from duly.store import migrate, ops
 from duly.store.driver import Driver
 from duly.store.migrate import Migration
-from duly.store.postgres import driver as pg
-from duly.store.postgres.driver import PostgresDriver, bring_up_to_date, migration_statements
+from duly.store.postgres import schema as pg
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.postgres.schema import bring_up_to_date, migration_statements
 from duly.store.sqlite import schema as sqlite_schema
 from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import Dialect

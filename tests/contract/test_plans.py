@@ -24,7 +24,7 @@ from duly.store import batches, lanes, ops, queues, schedules
 from duly.store.lanes import Walk
 from duly.store.op import Finish, Held, Op
 from duly.store.ops import Mark, Replay
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import spell
 from tests.contract.stores import JOB_TERMS, NOW, definition

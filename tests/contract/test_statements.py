@@ -37,7 +37,8 @@ from duly.store.batches import Callbacks
 from duly.store.lanes import Walk
 from duly.store.op import TAIL, Finish, Held, Op
 from duly.store.ops import Mark, Replay
-from duly.store.postgres.driver import PostgresDriver, bring_up_to_date
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.postgres.schema import bring_up_to_date
 from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import POSTGRES_ONLY, sections, spell, split
 from tests.contract.stores import JOB_TERMS, NOW, PostgresStore, callback, definition, new_id

@@ -10,7 +10,10 @@ import pytest
 from duly.model import Change, NewJob, State, Terms
 from duly.store import batches, ops
 from duly.store.op import Finish
-from duly.store.postgres.driver import STEADY, PostgresDriver, _Connection, bring_up_to_date
+from duly.store.postgres.connection import PooledConnection
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.postgres.plans import STEADY
+from duly.store.postgres.schema import bring_up_to_date
 from tests.contract.stores import new_id
 from tests.contract.test_plans import ASKED, BY_KEY, nodes, of_big_tables, plans, walked
 from tests.contract.test_statements import every_op
@@ -92,7 +95,7 @@ def test_behind_pgbouncer_nothing_is_set_for_a_session_that_others_get(url: str)
 def test_no_plan_from_before_the_first_job_reads_a_whole_table(url: str) -> None:
     walks = {section: set(found) for asked in ASKED.values() for section, found in asked.walks.items()}
     seen: set[str] = set()
-    with _Connection.connect(url, autocommit=True, prepare_threshold=None) as conn:
+    with PooledConnection.connect(url, autocommit=True, prepare_threshold=None) as conn:
         conn.keep_plans()
         for op in (op for made in every_op().values() for one in made for op in (one, one.again) if op is not None):
             for section in STEADY.intersection(op.sections) - seen:

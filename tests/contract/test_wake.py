@@ -26,6 +26,7 @@ from duly.model import Change, NewJob, State, Terms
 from duly.store import ops
 from duly.store.driver import Pace, Watch
 from duly.store.op import Finish
+from duly.store.postgres import connection as postgres_connection
 from duly.store.postgres import driver as postgres
 from duly.store.postgres import listen
 from duly.store.postgres.driver import PostgresDriver
@@ -570,13 +571,13 @@ def test_arming_returns_with_the_flag_up(fleet, monkeypatch):
 @pytest.mark.parametrize("hook", [None, lambda point: None])
 def test_a_hint_that_fails_does_not_fail_the_enqueue(fleet, monkeypatch, hook):
     fleet.driver.hook = hook
-    monkeypatch.setattr(postgres, "HINT", "select 1 / 0")
+    monkeypatch.setattr(postgres_connection, "HINT", "select 1 / 0")
     fleet.driver.close()  # a connection knows its hint from its beginning
     fleet.enqueue()
     fleet.enqueue_key("a")
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: fleet.enqueue(), range(8)))
-    monkeypatch.setattr(postgres, "HINT", "select pg_terminate_backend(pg_backend_pid())")
+    monkeypatch.setattr(postgres_connection, "HINT", "select pg_terminate_backend(pg_backend_pid())")
     fleet.driver.close()
     fleet.enqueue()
     fleet.enqueue_key("b")
@@ -587,9 +588,9 @@ def test_a_hint_that_fails_does_not_fail_the_enqueue(fleet, monkeypatch, hook):
 def test_a_stream_of_enqueues_that_never_ends_wakes_whoever_sleeps(fleet, monkeypatch):
     """While others wait for their commit the hint is left to them, but not for ever."""
     hints = []
-    add = postgres._Connection.add
-    monkeypatch.setattr(postgres._Connection, "add", lambda *statement: add(*statement) and False)
-    monkeypatch.setattr(postgres._Connection, "hint", lambda self: hints.append(self))
+    add = postgres_connection.PooledConnection.add
+    monkeypatch.setattr(postgres_connection.PooledConnection, "add", lambda *statement: add(*statement) and False)
+    monkeypatch.setattr(postgres_connection.PooledConnection, "hint", lambda self: hints.append(self))
     monkeypatch.setattr(type(fleet.driver._gathering), "waiting", True)
     fleet.driver._hinted_at = 0.0
     fleet.enqueue()

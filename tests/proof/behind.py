@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from duly.store.postgres import driver as postgres_driver
+from duly.store.postgres import driver, schema
 from tests.proof.ledger import Ledger
 from tests.servers import pgbouncer
 
-pgbouncer.lead(postgres_driver)  # before anybody takes names from it
+pgbouncer.lead_schema(schema)  # before anybody takes names from them
+pgbouncer.lead_driver(driver)
 
 # Why a test cannot go through PgBouncer in transaction mode, by a part of its name.
 LEFT_OUT = {

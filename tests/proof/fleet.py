@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from duly import Duly
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from tests.proof.checker import Findings, History, judge, read
 from tests.proof.ledger import Ledger, Offered, records
 from tests.servers.postgres import PostgresServer

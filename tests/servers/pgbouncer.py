@@ -241,12 +241,12 @@ def _set(url: str, options: list[str]) -> None:
             conn.execute(text.format(name, sql.Identifier(what), sql.Literal(value)))
 
 
-def lead(postgres: ModuleType) -> None:
-    """Have all that `duly.store.postgres` opens in this process go through PgBouncer, set as one sets it there."""
-    if hasattr(postgres, "led"):
+def lead_driver(driver: ModuleType) -> None:
+    """Have what the drivers of this process open go through PgBouncer, set as one sets it there."""
+    if hasattr(driver, "led"):
         return
-    postgres.led = True  # type: ignore[attr-defined]
-    begin, migrate, look = postgres.PostgresDriver.__init__, postgres.bring_up_to_date, postgres.look
+    driver.led = True  # type: ignore[attr-defined]
+    begin = driver.PostgresDriver.__init__
 
     @wraps(begin)
     def through(self: Any, url: str, **options: Any) -> None:
@@ -256,6 +256,16 @@ def lead(postgres: ModuleType) -> None:
             options["prepared"] = PREPARED in os.environ
         begin(self, way, **options)
 
+    driver.PostgresDriver.__init__ = through
+
+
+def lead_schema(schema: ModuleType) -> None:
+    """Have what reads and changes the schema in this process go through PgBouncer."""
+    if hasattr(schema, "led"):
+        return
+    schema.led = True  # type: ignore[attr-defined]
+    migrate, look = schema.bring_up_to_date, schema.look
+
     @wraps(migrate)
     def migrated(url: str, **options: Any) -> Any:
         try:
@@ -263,9 +273,8 @@ def lead(postgres: ModuleType) -> None:
         finally:
             let_go(url)
 
-    postgres.PostgresDriver.__init__ = through
-    postgres.bring_up_to_date = migrated  # type: ignore[attr-defined]
-    postgres.look = lambda url, **options: look(led(url), **options)  # type: ignore[attr-defined]
+    schema.bring_up_to_date = migrated  # type: ignore[attr-defined]
+    schema.look = lambda url, **options: look(led(url), **options)  # type: ignore[attr-defined]
 
 
 def let_go(url: str) -> None:

@@ -35,13 +35,12 @@ def test_a_session_is_anybodys_after_a_transaction(postgres: PostgresServer, bou
 def test_what_the_driver_opens_is_led_through_and_what_others_open_is_not(
     postgres: PostgresServer, postgres_url: str, bouncer: PgBouncer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("led", "look", "bring_up_to_date"):
-        monkeypatch.setattr(postgres_driver, name, getattr(postgres_driver, name, None), raising=False)
+    monkeypatch.setattr(postgres_driver, "led", None, raising=False)
     monkeypatch.delattr(postgres_driver, "led")
     driver_class = postgres_driver.PostgresDriver
     monkeypatch.setattr(driver_class, "__init__", driver_class.__init__)
     monkeypatch.setenv(pgbouncer.VARIABLE, f"on,{postgres.port}:{bouncer.port}")
-    pgbouncer.lead(postgres_driver)
+    pgbouncer.lead_driver(postgres_driver)
     driver = driver_class(f"{postgres_url}?options=-c%20lock_timeout%3D2s")
     driver.run(ops.clock())
     assert bouncer.transactions() > 0

@@ -354,9 +354,9 @@ class App:
         """Create or update the tables. SQLite does it by itself with the first operation, PostgreSQL does not."""
         url = self.settings.url
         if url.store == "postgresql":
-            from duly.store.postgres import driver as postgres
+            from duly.store.postgres.schema import bring_up_to_date
 
-            postgres.bring_up_to_date(url.dsn, schema=self.settings.schema)
+            bring_up_to_date(url.dsn, schema=self.settings.schema)
         self.driver.run(ops.clock())
 
     def close(self) -> None:

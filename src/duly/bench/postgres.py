@@ -13,7 +13,8 @@ from psycopg import errors
 from duly.bench.place import MARK, BenchFailed, Limit, Place, app_arguments, now_ms
 from duly.errors import ConfigError, StoreError
 from duly.rules.settings import Settings
-from duly.store.postgres.driver import bring_up_to_date, describe, translate
+from duly.store.postgres.schema import bring_up_to_date
+from duly.store.postgres.translate import describe, translate
 
 SCHEMA = "duly_bench"
 TABLES = (

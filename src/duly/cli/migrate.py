@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
 
 def _postgres(driver: Driver, read: Settings, grant: str | None, apply: bool) -> Found:
-    from duly.store.postgres import driver as postgres
+    from duly.store.postgres import schema as postgres
 
     meta = postgres.look(read.url.dsn, schema=read.schema)
     steps = _lacking("postgres", meta, read)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from tests.engine.crash.workers import Scene, scene_on, times
 from tests.servers.postgres import Mode, PostgresServer
 

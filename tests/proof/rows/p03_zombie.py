@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from duly import Duly
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from tests.proof import breaks
 from tests.proof.checker import judge
 from tests.proof.fleet import Fleet, fleet, producer

@@ -25,7 +25,7 @@ from duly.model import PARKED, Change, Claimed, Failure, NewJob, State, Terms, V
 from duly.rules.keys import id_in
 from duly.store import batches, ops
 from duly.store.op import Finish, Held
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store, new_id
 from tests.proof import breaks
 from tests.proof.table import Figure, Row, Setting

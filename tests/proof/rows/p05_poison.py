@@ -11,7 +11,7 @@ from typing import Any
 
 from duly import Duly
 from duly.rules.lifecycle import KILLED_ITS_WORKER
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from tests.proof import breaks, tasks
 from tests.proof.checker import Findings, judge, read
 from tests.proof.fleet import Fleet, fleet, producer

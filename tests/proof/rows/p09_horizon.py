@@ -19,7 +19,7 @@ import psycopg
 
 from duly import Duly
 from duly.store.op import Op
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from duly.worker.watermark import Watermark
 from duly.worker.worker import Worker
 from tests.proof import breaks

@@ -21,7 +21,9 @@ from duly.model import NewJob, Terms
 from duly.rules import keys
 from duly.store import ops
 from duly.store.op import Op, Rows
-from duly.store.postgres.driver import PostgresDriver, _Line, _trusted, bring_up_to_date
+from duly.store.postgres.driver import Line, PostgresDriver
+from duly.store.postgres.plans import trusted
+from duly.store.postgres.schema import bring_up_to_date
 from duly.worker.worker import Worker
 from tests.proof import breaks
 from tests.proof.fleet import Fleet, fleet, producer
@@ -253,10 +255,10 @@ _work = PostgresDriver._work
 _how_long = Worker._how_long
 
 
-def _notifying(self: PostgresDriver, batch: Sequence[Op[Any]]) -> list[_Line]:
+def _notifying(self: PostgresDriver, batch: Sequence[Op[Any]]) -> list[Line]:
     """Notify in every transaction, whether anybody sleeps or not."""
     wakes = any(op.wakes for op in batch)
-    return _work(self, batch) + [_Line(0, "notify", _trusted(text.sql), {}) for text in self._spell("notify") if wakes]
+    return _work(self, batch) + [Line(0, "notify", trusted(text.sql), {}) for text in self._spell("notify") if wakes]
 
 
 def _seldom(self: Worker) -> float:

@@ -22,7 +22,7 @@ from duly.app import schedules
 from duly.rules import days, timing
 from duly.store import ops
 from duly.store import schedules as store
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from duly.testing import frozen
 from duly.worker.upkeep.fire import Fire
 from tests import schedule_judge

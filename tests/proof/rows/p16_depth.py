@@ -16,7 +16,8 @@ from duly.rules import keys
 from duly.store import ops
 from duly.store.driver import Driver
 from duly.store.op import Finish
-from duly.store.postgres.driver import PostgresDriver, bring_up_to_date
+from duly.store.postgres.driver import PostgresDriver
+from duly.store.postgres.schema import bring_up_to_date
 from duly.store.sqlite.driver import SQLiteDriver
 from tests.proof import breaks
 from tests.proof.table import ALL, Figure, Row, Setting

@@ -35,7 +35,7 @@ from duly.store.batches import Added
 from duly.store.lanes import Walk
 from duly.store.op import Finish, Held, Op
 from duly.store.ops import Replay
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from duly.store.sequence import Steps
 from tests.contract.stores import NOW, PostgresStore, definition, new_id
 from tests.proof import breaks

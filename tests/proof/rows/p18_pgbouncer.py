@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from tests.proof.breaks import BREAKS
 from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.ledger import records

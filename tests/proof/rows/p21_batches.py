@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from duly import Duly
-from duly.store.postgres.driver import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date
 from tests.proof import breaks
 from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.ledger import records

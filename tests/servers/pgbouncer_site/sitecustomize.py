@@ -1,4 +1,4 @@
-"""Lead what duly opens in this process through PgBouncer, as soon as the driver for PostgreSQL is loaded."""
+"""Lead what duly opens in this process through PgBouncer, as soon as a module that opens connections is loaded."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-DRIVER = "duly.store.postgres.driver"
+LEADERS = {"duly.store.postgres.driver": "lead_driver", "duly.store.postgres.schema": "lead_schema"}
 
 
 class Finder:
-    """Finds one module, and changes it once it is there."""
+    """Finds a module that opens connections, and changes it once it is there."""
+
+    def __init__(self) -> None:
+        self._leaders = dict(LEADERS)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != DRIVER:
+        leader = self._leaders.pop(name, None)
+        if leader is None:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
         spec = importlib.util.find_spec(name)
         assert spec is not None
         assert spec.loader is not None
@@ -25,9 +28,9 @@ class Finder:
 
         def loaded(module: ModuleType) -> None:
             execute(module)
-            from tests.servers.pgbouncer import lead
+            from tests.servers import pgbouncer
 
-            lead(module)
+            getattr(pgbouncer, leader)(module)
 
         spec.loader.exec_module = loaded  # type: ignore[method-assign]
         return spec

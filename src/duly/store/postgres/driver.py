@@ -1,9 +1,8 @@
-"""PostgreSQL, through psycopg.
+"""The driver of a PostgreSQL database, through psycopg.
 
 No session state and every name qualified, so that it runs behind PgBouncer in transaction mode. An operation of
 one statement is one round trip; a list goes as one pipeline in one transaction, which is one round trip too.
 Concurrent enqueues of one process are such a list, and share its commit.
-Connections are opened in the thread that needs one, so that whoever cannot get in is told at once, and why.
 """
 
 from __future__ import annotations
@@ -11,64 +10,41 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import select
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any, LiteralString, NamedTuple, TypeVar
 
 import msgspec
 import psycopg
-from psycopg import Connection, Cursor, IsolationLevel, errors, generators
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import ExecStatus, TransactionStatus
-from psycopg.pq.abc import PGresult
+from psycopg import Connection, Cursor, IsolationLevel, errors
 
-from duly.errors import AnswerLost, ConfigError, DulyError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
-from duly.store import health, migrate, statements
+from duly.errors import AnswerLost, DulyError, StoreError, StoreUnavailable
+from duly.store import migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
 from duly.store.group_commit import Gathering, Outcome, Word, joined, rows_of
 from duly.store.op import Op, Rows
-from duly.store.postgres.listen import ALL_AWAKE, HINT, ListenWatch
+from duly.store.postgres import health
+from duly.store.postgres.connection import CONNECT_SECONDS, LOCK_TIMEOUT, PooledConnection, with_timeouts
+from duly.store.postgres.listen import ListenWatch
+from duly.store.postgres.plans import only, trusted
+from duly.store.postgres.pool import Pool
+from duly.store.postgres.schema import read_meta
+from duly.store.postgres.translate import ROLLED_BACK, describe, first_error, is_down, own_error, translate
 
 T = TypeVar("T")
 
 MOST_CONNECTIONS = 3  # the one to listen on among them, and one more for what is urgent
-IDLE_SECONDS = 60.0
-LEND_SECONDS = 1.0
-CONNECT_SECONDS = 2.0
 PREPARE_AFTER = 2
 HINT_SECONDS = 0.005
-ADD = b"duly_add"  # what the server remembers a lone enqueue by
-OLD_TRANSACTION_SECONDS = 300.0
 BEGIN = "begin isolation level read committed"
-LOCK_TIMEOUT: LiteralString = "set local lock_timeout = '5s'"
 # What others wait for may not wait for long: it is run again alone.
 SHORT_LOCK_TIMEOUT = "set local lock_timeout = '100ms'"
-
 # The server rolled the transaction back and said so.
 ROLLBACK_PAUSES = (0.0, 0.02, 0.05, 0.1)
-ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected)
-# The server is well, and says that something else is in the way.
-IN_THE_WAY = (*ROLLED_BACK, errors.LockNotAvailable, errors.QueryCanceled)
-_abandoned: list[object] = []
-_drivers: weakref.WeakSet[PostgresDriver] = weakref.WeakSet()
-
-
-# What runs all day is planned once for a connection, whatever the tables hold, and so that it finds its rows by an
-# index: a plan that was made for an empty table would read the whole of a full one. The rest is planned as the server
-# would.
-STEADY_PLANS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_bitmapscan": "off"}
-STEADY = frozenset({
-    "await_claim", "claim", "claim_marked", "enqueue", "enqueue_one", "expirable", "expired_leases", "extend",
-    "finish_batched", "finish_gone", "finish_keyed", "finish_plain", "head", "heartbeat", "hold_parent", "next_due",
-    "next_fire", "progress", "recall",
-})  # fmt: skip
 LONE = ("enqueue_one",)
 # Enqueues that can share a commit: plain ones, also by handlers, and those of one key.
 GATHERED = (
@@ -77,15 +53,8 @@ GATHERED = (
     ("hold_parent", "enqueue"),
     ("reserve_keys", "enqueue_keyed", "key_holders"),
 )
-# What a server says to a name, a password or a host that it will not take tomorrow either.
-REFUSALS = (
-    "does not exist",
-    "authentication failed",
-    "no password supplied",
-    "no pg_hba.conf entry",
-    "not permitted to log in",
-    "does not support SSL",
-)
+_abandoned: list[object] = []
+_drivers: weakref.WeakSet[PostgresDriver] = weakref.WeakSet()
 
 
 class PostgresDriver(Driver):
@@ -114,9 +83,9 @@ class PostgresDriver(Driver):
         _drivers.add(self)
 
     def _begin_afresh(self) -> None:
-        self._pool = _Pool(self._connect, self._connections, self._hung_up)
+        self._pool = Pool(self._connect, self._connections, self._hung_up)
         # Beats have a connection of their own: a lease must not wait for other work.
-        self._urgent = _Pool(self._connect, 1, self._hung_up)
+        self._urgent = Pool(self._connect, 1, self._hung_up)
         self._threads: dict[bool, ThreadPoolExecutor] = {}
         self._one_start = threading.Lock()
         self._gathering = Gathering(self._commit_together, lost=self._lost, start=self._start)
@@ -171,7 +140,7 @@ class PostgresDriver(Driver):
             with self._pool.connection() as conn:
                 self._look_around(conn)
                 number = migrate.version(read_meta(conn, self.schema))
-                version, commit, fsync = _only(
+                version, commit, fsync = only(
                     conn.execute(
                         "select current_setting('server_version'), current_setting('synchronous_commit'), "
                         "current_setting('fsync')"
@@ -192,13 +161,7 @@ class PostgresDriver(Driver):
         try:
             with self._pool.connection() as conn:
                 self._look_around(conn)
-                number = migrate.version(read_meta(conn, self.schema))
-                return [
-                    *_look_at_server(conn),
-                    health.schema(number, migrate.newest("postgres")),
-                    *_look_at_tables(conn, self.schema),
-                    *_look_at_activity(conn),
-                ]
+                return health.examine(conn, self.schema)
         except psycopg.Error as error:
             raise self._failed(error, "examine", sent=False) from error
 
@@ -212,12 +175,8 @@ class PostgresDriver(Driver):
     def listening(self) -> Iterator[Connection[Any]]:
         """Open a connection to listen on, which takes one place of the pool's."""
         try:
-            with (
-                self._pool.lent(),
-                psycopg.connect(
-                    _patient(self._listen_url or self.url, self._connect_s), autocommit=True, prepare_threshold=None
-                ) as conn,
-            ):
+            url = with_timeouts(self._listen_url or self.url, self._connect_s)
+            with self._pool.lent(), psycopg.connect(url, autocommit=True, prepare_threshold=None) as conn:
                 yield conn
         except psycopg.Error:
             self.failures += 1
@@ -233,8 +192,8 @@ class PostgresDriver(Driver):
         try:
             return self._transact(batch, SHORT_LOCK_TIMEOUT)
         except (DulyError, *ROLLED_BACK) as error:  # of anything else nobody knows what was written
-            if isinstance(error, AnswerLost | StoreUnavailable) and _is_down(error.__cause__):
-                return [_own(error) for _ in batch]
+            if isinstance(error, AnswerLost | StoreUnavailable) and is_down(error.__cause__):
+                return [own_error(error) for _ in batch]
             if len(batch) == 1 and not isinstance(error.__cause__ or error, (*ROLLED_BACK, errors.LockNotAvailable)):
                 return [error]
             return [Word.ALONE] * len(batch)
@@ -279,11 +238,11 @@ class PostgresDriver(Driver):
         self.failures += 1
 
     def _failed(self, error: psycopg.Error, op: str, *, sent: bool) -> StoreError:
-        if _is_down(error):
+        if is_down(error):
             self.failures += 1
         return translate(error, op, self.where, sent=sent)
 
-    def _run(self, conn: _Connection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
+    def _run(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         if len(batch) == 1 and batch[0].sections == LONE and self._read_committed and conn.direct:
             with suppress(errors.InsufficientPrivilege):
                 self._add(conn, batch[0])
@@ -304,7 +263,7 @@ class PostgresDriver(Driver):
             conn.hint()
         return rows  # type: ignore[return-value]
 
-    def _add(self, conn: _Connection, op: Op[Any]) -> None:
+    def _add(self, conn: PooledConnection, op: Op[Any]) -> None:
         [lone] = self._spell(LONE[0], "dollar")
         if not conn.add(lone, op.params) and op.wakes and self._is_to_hint():
             conn.hint()
@@ -317,7 +276,7 @@ class PostgresDriver(Driver):
         self._hinted_at = now
         return True
 
-    def _pipelined(self, conn: _Connection, work: list[_Line], lock_timeout: LiteralString) -> list[Cursor[Any]]:
+    def _pipelined(self, conn: PooledConnection, work: list[Line], lock_timeout: LiteralString) -> list[Cursor[Any]]:
         cursors: list[Cursor[Any]] = []
         try:
             with conn.pipeline():
@@ -329,22 +288,22 @@ class PostgresDriver(Driver):
                     cursors.append(conn.execute(line.sql, line.params, binary=True))
                 conn.execute("commit")
         except psycopg.Error as error:
-            raise _first(error) from None
+            raise first_error(error) from None
         return cursors
 
-    def _work(self, batch: Sequence[Op[Any]]) -> list[_Line]:
+    def _work(self, batch: Sequence[Op[Any]]) -> list[Line]:
         """List the statements of a batch. Plain enqueues with the same terms become one, which has no rows."""
         others, enqueues = joined(batch)
         if len(others) > 1:
             others.sort(key=_keys_in_order)
         return [
-            _Line(place, section, _trusted(text.sql), op.params)
+            Line(place, section, trusted(text.sql), op.params)
             for place, op in (*others, *((0, op) for op in enqueues))
             for section in op.sections
             for text in self._spell(section)
         ]
 
-    def _run_with_hook(self, conn: _Connection, op: Op[Any]) -> Rows:
+    def _run_with_hook(self, conn: PooledConnection, op: Op[Any]) -> Rows:
         """Run statement by statement, so that the hook stands between them."""
         hook = self.hook
         assert hook is not None
@@ -355,7 +314,7 @@ class PostgresDriver(Driver):
                 steady = conn.plan(section, steady=steady)
                 for number, text in enumerate(self._spell(section)):
                     hook(Point("before", op.name, section, number))
-                    rows += _fetch(conn.execute(_trusted(text.sql), op.params, binary=True))
+                    rows += _fetch(conn.execute(trusted(text.sql), op.params, binary=True))
                     hook(Point("after", op.name, section, number))
             hook(Point("before", op.name, "commit", 0))
         hook(Point("after", op.name, "commit", 0))
@@ -366,9 +325,9 @@ class PostgresDriver(Driver):
     def _spell(self, section: str, style: statements.Style = "pyformat") -> tuple[statements.Statement, ...]:
         return statements.spell("postgres", section, style, self.schema)
 
-    def _connect(self) -> _Connection:
-        conn = _Connection.connect(
-            _patient(self.url, self._connect_s),
+    def _connect(self) -> PooledConnection:
+        conn = PooledConnection.connect(
+            with_timeouts(self.url, self._connect_s),
             autocommit=True,
             # Behind PgBouncer the next statement may run on another connection, which has not prepared it.
             prepare_threshold=PREPARE_AFTER if self._prepared else None,
@@ -396,12 +355,7 @@ class PostgresDriver(Driver):
             self._schema_checked = True
 
 
-def _for_now(settings: Mapping[str, str]) -> LiteralString:
-    """Write what sets something until the end of the transaction, as one statement."""
-    return _trusted("select " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items()))
-
-
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """One statement of a batch, and whose answer its rows are."""
 
     place: int
@@ -419,487 +373,8 @@ def _keys_in_order(numbered: tuple[int, Op[Any]]) -> tuple[str, str]:
     return op.params["task"], jobs[0]["key"] if jobs else ""
 
 
-class _Connection(Connection[Any]):
-    """One of ours, on which a hint may be on its way."""
-
-    _hint = b""
-    _hinting = False
-    _adds = False
-    direct = False  # what was prepared on it stays, so that statements can be sent past psycopg
-    _encoding = "utf-8"
-    _as_the_server: LiteralString = ""  # what has the rest of a transaction planned so; empty: everything is anyway
-
-    def hint(self) -> None:
-        """Wake who sleeps, after a commit, and do not wait for it: whoever takes the connection next hears it out."""
-        with suppress(psycopg.Error):  # he will also find out what is wrong
-            self.pgconn.send_query(self._hint or HINT.encode())
-            self._hinting = True
-            self.pgconn.flush()
-
-    def prepare_hint(self) -> None:
-        """Have the server remember the hint, where the next one runs on the same connection."""
-        self.execute(f"prepare duly_hint as {HINT}")
-        self._hint = b"execute duly_hint"
-
-    def add(self, statement: statements.Statement, params: Mapping[str, Any]) -> bool:
-        """Commit one statement that adds a job, past psycopg, which takes half as long for it as the server does.
-
-        Says whether all were awake: then nobody has to be woken.
-        """
-        values = [_text(params[name], self._encoding) for name in statement.parameters]
-        if self._adds:
-            with suppress(errors.InvalidSqlStatementName):  # somebody had the server forget what it remembered
-                return self._add(values)
-        self._prepare_to_add(statement)
-        return self._add(values)
-
-    def _prepare_to_add(self, statement: statements.Statement) -> None:
-        self.pgconn.send_prepare(ADD, f"{statement.sql}\n{ALL_AWAKE}".encode(self._encoding))
-        self._adds = True  # so who is interrupted from here on leaves no connection that does not know it
-        try:
-            self._answer()
-        except psycopg.Error:
-            self._adds = False
-            raise
-
-    def _add(self, values: Sequence[bytes | None]) -> bool:
-        self.pgconn.send_query_prepared(ADD, values)
-        return self._answer().get_value(0, 0) == b"t"
-
-    def _answer(self) -> PGresult:
-        """Wait for the answer to what was sent, and raise what it says if that is an error."""
-        answer: PGresult | None = None
-        while (result := self._next_result()) is not None:
-            answer = result
-        if answer is None:
-            raise psycopg.OperationalError("the server has hung up")
-        if answer.status == ExecStatus.FATAL_ERROR:
-            raise errors.error_from_result(answer, encoding=self._encoding)
-        return answer
-
-    def _next_result(self) -> PGresult | None:
-        pgconn = self.pgconn
-        while pgconn.is_busy():
-            wait = select.poll()
-            wait.register(pgconn.socket, select.POLLIN | (select.POLLOUT if pgconn.flush() else 0))
-            wait.poll()
-            pgconn.consume_input()
-        return pgconn.get_result()
-
-    def keep_plans(self) -> None:
-        """Have what runs all day planned once, unless the connection is lent by a pooler: others get it next."""
-        names = list(STEADY_PLANS)
-        asked = ", ".join(f"current_setting('{name}')" for name in names)
-        pid, *values = _only(self.execute(_trusted(f"select pg_backend_pid(), {asked}")))
-        if pid == self.info.backend_pid:
-            # Compiling is off for good: a table that must be read whole counts as expensive, however small it is.
-            self.execute(_trusted("; ".join(f"set {name} = {value}" for name, value in STEADY_PLANS.items())))
-            self.execute("set jit = off")
-            self._encoding = self.info.encoding
-            self.direct = hasattr(select, "poll")
-            self._as_the_server = _for_now(dict(zip(names, values, strict=True)))
-
-    def plans_right(self, section: str) -> bool:
-        """Whether a section is planned as it should without anything being set."""
-        return section in STEADY or not self._as_the_server
-
-    def plan(self, section: str, *, steady: bool) -> bool:
-        """Set how a section of a transaction is planned, if that was not set for the one before it; says how.
-
-        Each has to be planned in one way, wherever it comes: the server keeps the first plan that it made of a text.
-        """
-        if not self._as_the_server or steady == (section in STEADY):
-            return steady
-        self.execute(self._as_the_server if steady else _for_now(STEADY_PLANS))
-        return not steady
-
-    def hear_out(self) -> bool:
-        """Wait for the end of a hint; whether it failed is nobody's concern. False: the server has hung up."""
-        try:
-            if self._hinting:
-                self._hinting = False
-                self.wait(generators.fetch_many(self.pgconn))
-            for _ in range(2):  # the first may bring only the server's last word
-                self.pgconn.consume_input()
-        except psycopg.Error:
-            return False
-        return self.pgconn.transaction_status == TransactionStatus.IDLE
-
-    @property
-    def reusable(self) -> bool:
-        """Whether somebody else may have it."""
-        return self._hinting or self.pgconn.transaction_status == TransactionStatus.IDLE
-
-
-class _Pool:
-    """A few connections, opened when needed and handed out one by one."""
-
-    def __init__(self, connect: Callable[[], _Connection], size: int, hung_up: Callable[[], None]) -> None:
-        self._connect = connect
-        self._hung_up = hung_up
-        self._size = size
-        self._taken = 0
-        self._freed = threading.Condition()
-        self._line: deque[object] = deque()  # who comes first is served first: nobody takes the place he just left
-        self._idle: deque[tuple[float, _Connection]] = deque()
-
-    def connection(self, *, checked: bool = False) -> _Loan:
-        """Hand out a connection for a while; `checked` has it looked at first."""
-        return _Loan(self, checked)
-
-    def take(self, *, checked: bool) -> _Connection:
-        """Take a connection, when there is a place for one."""
-        self._take_place()
-        try:
-            return self._take(checked)
-        except BaseException:
-            self._leave_place()
-            raise
-
-    def give_back(self, conn: _Connection, error: BaseException | None) -> None:
-        """Take a connection back from who had it, and the place that it had."""
-        try:
-            if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-                self.close()  # a restarted server has closed the others too
-            if conn.reusable and self._taken <= self._size:
-                self._idle.append((time.monotonic(), conn))
-            else:
-                conn.close()
-        finally:
-            self._leave_place()
-
-    def _take_place(self) -> None:
-        with self._freed:
-            if self._line or self._taken >= self._size:
-                self._stand_in_line()
-            self._taken += 1
-
-    def _stand_in_line(self) -> None:
-        ticket = object()
-        self._line.append(ticket)
-        try:
-            self._freed.wait_for(lambda: self._line[0] is ticket and self._taken < self._size)
-        finally:
-            self._line.remove(ticket)
-            self._freed.notify_all()
-
-    def _leave_place(self) -> None:
-        with self._freed:
-            self._taken -= 1
-            self._freed.notify_all()
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Do with one place less while a connection of another kind is open. The last place is never lent."""
-        with self._freed:
-            lent = self._size > 1
-            self._size -= lent
-            # They may all be at work.
-            self._freed.wait_for(lambda: self._taken <= self._size, LEND_SECONDS)
-        while len(self._idle) + self._taken > self._size:
-            for _, conn in self._drained():
-                conn.close()
-                break
-            else:
-                break
-        try:
-            yield
-        finally:
-            with self._freed:
-                self._size += lent
-                self._freed.notify_all()
-
-    def _take(self, checked: bool) -> _Connection:
-        for since, conn in self._drained():
-            fresh = conn.hear_out() and not checked and time.monotonic() - since < IDLE_SECONDS
-            if fresh or _alive(conn):
-                return conn
-            conn.close()
-            self._hung_up()
-        return self._connect()
-
-    def close(self) -> None:
-        for _, conn in self._drained():
-            conn.close()
-
-    def _drained(self) -> Iterator[tuple[float, _Connection]]:
-        """Take idle connections out one by one; other threads may be taking them too."""
-        while True:
-            try:
-                yield self._idle.pop()
-            except IndexError:
-                return
-
-
-class _Loan:
-    """The time for which somebody has a connection. By hand, because every operation has one."""
-
-    __slots__ = ("_checked", "_conn", "_pool")
-
-    def __init__(self, pool: _Pool, checked: bool) -> None:
-        self._pool = pool
-        self._checked = checked
-
-    def __enter__(self) -> _Connection:
-        self._conn = self._pool.take(checked=self._checked)
-        return self._conn
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.give_back(self._conn, error)
-
-
-def _patient(url: str, seconds: float) -> str:
-    """Bound the time a connection may take to open, unless the URL says so itself."""
-    said = conninfo_to_dict(url)
-    ours: dict[str, str | int] = {
-        "connect_timeout": max(1, round(seconds)),
-        "application_name": "duly",
-        # A host that vanished is noticed within seconds, not after the system's two hours.
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 10_000,
-    }
-    return make_conninfo(url, **{name: value for name, value in ours.items() if name not in said})
-
-
-def _alive(conn: Connection[Any]) -> bool:
-    try:
-        conn.execute("select 1")
-    except psycopg.Error:
-        return False
-    return True
-
-
-def _text(value: str | int | None, encoding: str) -> bytes | None:
-    """Write a parameter as the server reads it."""
-    if value is None:
-        return None
-    if isinstance(value, int):
-        return b"%d" % value
-    text = str.encode(value, encoding)  # as it is: a member of an enum has another `str`
-    if b"\0" in text:  # where libpq would take it to end
-        raise psycopg.DataError("PostgreSQL keeps no text with a NUL in it")
-    return text
-
-
 def _fetch(cursor: Cursor[Any]) -> Rows:
     return cursor.fetchall() if cursor.description else []
-
-
-def _only(cursor: Cursor[Any]) -> Any:
-    return cursor.fetchall()[0]
-
-
-def _own(error: StoreError) -> StoreError:
-    """Give everybody of a batch an error of its own to raise."""
-    own = type(error)(str(error))
-    own.__cause__ = error.__cause__
-    return own
-
-
-def _first(error: psycopg.Error) -> psycopg.Error:
-    """Give the error that aborted a pipeline; those of the statements after it can hide it."""
-    hidden = error.__context__
-    return hidden if isinstance(error, errors.PipelineAborted) and isinstance(hidden, psycopg.Error) else error
-
-
-def _is_down(error: BaseException | None) -> bool:
-    """Tell whether the server cannot be reached, or cannot be written to."""
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(error, IN_THE_WAY)
-
-
-def _trusted(sql: str) -> LiteralString:
-    """Say that a statement comes from a file of ours: psycopg takes no other strings."""
-    return sql
-
-
-def describe(url: str) -> str:
-    """Name a database for people: host, port and name, never the password."""
-    try:
-        info = conninfo_to_dict(url)
-    except psycopg.ProgrammingError:  # whose message may quote a password
-        raise ConfigError("libpq cannot read this PostgreSQL URL: look at its options") from None
-    host = info.get("host") or info.get("hostaddr") or "localhost"
-    return f"PostgreSQL {host}:{info.get('port') or 5432}/{info.get('dbname') or info.get('user') or ''}"
-
-
-def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> StoreError:
-    """Turn what psycopg raised into an error that says what happened and what to do."""
-    # A server's own words in one line; their DETAIL would quote the whole row, payload included.
-    detail = error.diag.message_primary or " ".join(str(error).split())
-    match error:
-        case errors.UndefinedTable() | errors.InvalidSchemaName() | errors.UndefinedColumn():
-            return SchemaMismatch(
-                f"{op}: {where} does not have the tables this version works with: run `duly migrate` ({detail})"
-            )
-        case errors.InsufficientPrivilege():
-            return StoreError(
-                f"{op}: this role may not use the tables of {where}: `duly migrate --grant ROLE` ({detail})"
-            )
-        case psycopg.DataError() | psycopg.IntegrityError() | errors.ProgramLimitExceeded():
-            return StoreRefused(f"{op}: {where} refuses this data ({detail})")
-        case errors.LockNotAvailable():
-            locked = StoreUnavailable(
-                f"{op}: what it needs is locked in {where} by another transaction; nothing was written. "
-                "If that is your own, pass it as `conn=`"
-            )
-            locked.locked = True
-            return locked
-        case errors.QueryCanceled():
-            return StoreUnavailable(f"{op}: {where} cancelled it ({detail}); nothing was written")
-        case errors.ReadOnlySqlTransaction() | errors.DiskFull() | errors.TooManyConnections() | errors.OutOfMemory():
-            return StoreUnavailable(f"{op}: {where} cannot write now ({detail}); nothing was written")
-        case psycopg.OperationalError() | psycopg.InterfaceError() if sent:
-            return AnswerLost(f"{op}: the connection to {where} broke before the answer came ({detail})")
-        case psycopg.OperationalError() if _is_misnamed(detail):
-            return StoreError(f"{op}: {where} refuses the connection ({detail}): look at the URL")
-        case psycopg.OperationalError() | psycopg.InterfaceError():
-            return StoreUnavailable(f"{op}: {where} {_unreachable(detail)}")
-    return StoreError(f"{op}: {where}: {detail}")
-
-
-def _unreachable(detail: str) -> str:
-    if "FATAL" in detail:
-        return f"refuses the connection ({detail})"
-    return f"cannot be reached ({detail}): see that it runs, look at the URL"
-
-
-def _is_misnamed(detail: str) -> bool:
-    """Say whether the server does not know or want who asks: waiting would not help."""
-    return any(words in detail for words in REFUSALS)
-
-
-def read_meta(conn: Connection[Any], schema: str) -> Mapping[str, str]:
-    """Read what a database says of its schema; empty when it has no tables of ours yet."""
-    table = statements.qualified("duly.duly_meta", schema)
-    if conn.execute("select to_regclass(%s)", [table]).fetchone() == (None,):
-        return {}
-    return dict(conn.execute(_trusted(f"select name, value from {table}")).fetchall())  # noqa: S608 (quoted)
-
-
-def _look_at_server(conn: Connection[Any]) -> list[Finding]:
-    version, number, fsync, commit, standby, read_only = _only(
-        conn.execute(
-            "select current_setting('server_version'), current_setting('server_version_num')::int, "
-            "current_setting('fsync'), current_setting('synchronous_commit'), pg_is_in_recovery(), "
-            "current_setting('default_transaction_read_only') = 'on'"
-        )
-    )
-    return [
-        health.server(version.split()[0], number),
-        health.sync(fsync=fsync, commit=commit),
-        health.writable(standby=standby, read_only=read_only),
-        health.clock(_clock_offset_ms(conn)),
-    ]
-
-
-def _clock_offset_ms(conn: Connection[Any]) -> float:
-    """Measure how far the server's clock is ahead of ours, by the quickest of a few answers."""
-    asked: list[tuple[float, float]] = []
-    for _ in range(3):
-        before = time.time()
-        (theirs,) = _only(conn.execute("select extract(epoch from clock_timestamp())::float8"))
-        after = time.time()
-        asked.append((after - before, theirs - (before + after) / 2))
-    return min(asked)[1] * 1000
-
-
-def _look_at_tables(conn: Connection[Any], schema: str) -> list[Finding]:
-    (role,) = _only(conn.execute("select current_user"))
-    tables = conn.execute(
-        "select relname, relname = 'duly_meta' or (has_table_privilege(c.oid, 'select') "
-        "       and has_table_privilege(c.oid, 'insert') and has_table_privilege(c.oid, 'update') "
-        "       and has_table_privilege(c.oid, 'delete')), "
-        "       exists (select 1 from unnest(reloptions) as o where o in ('autovacuum_enabled=false', "
-        "               'autovacuum_enabled=off', 'autovacuum_enabled=0', 'autovacuum_enabled=no')) "
-        "  from pg_class as c join pg_namespace as n on n.oid = relnamespace "
-        " where nspname = %s and relkind = 'r' and starts_with(relname, 'duly_') order by relname",
-        [schema],
-    ).fetchall()
-    rows = conn.execute(
-        "select n_live_tup, n_dead_tup from pg_stat_user_tables where schemaname = %s and relname = 'duly_job'",
-        [schema],
-    ).fetchone()
-    (on,) = _only(conn.execute("select current_setting('autovacuum') = 'on'"))
-    return [
-        health.rights([name for name, allowed, _ in tables if not allowed], role),
-        health.vacuum(on=on, off_for=[name for name, _, off in tables if off]),
-        health.dead_rows(*(rows or (0, 0))),
-    ]
-
-
-def _look_at_activity(conn: Connection[Any]) -> list[Finding]:
-    # Of the sessions of other roles only their number may be seen, which is then all that is judged.
-    old = conn.execute(
-        "select pid, coalesce(application_name, ''), extract(epoch from clock_timestamp() - xact_start)::float8, "
-        "       starts_with(state, 'idle in transaction') "
-        "  from pg_stat_activity "
-        " where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend' "
-        "   and xact_start < clock_timestamp() - make_interval(secs => %s) "
-        " order by xact_start",
-        [OLD_TRANSACTION_SECONDS],
-    ).fetchall()
-    used, most = _only(
-        conn.execute(
-            "select (select count(*) from pg_stat_activity where backend_type = 'client backend'), "
-            "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
-        )
-    )
-    return [
-        health.transactions([health.Transaction(*one) for one in old]),
-        health.connections(used, most),
-    ]
-
-
-def migration_statements(schema: str, steps: tuple[migrate.Migration, ...], *, grant: str | None = None) -> list[str]:
-    """Give the statements of migrations, and those that let a role work with the tables but not change them."""
-    quoted = statements.quoted(schema)
-    texts = [f"create schema if not exists {quoted}"] if steps and steps[0].number == 1 else []
-    texts += [statements.qualified(statement, schema) for step in steps for statement in step.statements]
-    if grant is not None:
-        role = statements.quoted(grant)
-        texts += [
-            f"grant usage on schema {quoted} to {role}",
-            f"grant select, insert, update, delete on all tables in schema {quoted} to {role}",
-            f"revoke insert, update, delete on {quoted}.duly_meta from {role}",
-            f"grant usage on all sequences in schema {quoted} to {role}",
-        ]
-    return texts
-
-
-def bring_up_to_date(url: str, *, schema: str = "duly", grant: str | None = None) -> tuple[migrate.Migration, ...]:
-    """Apply what is pending and return it. Several at once wait for each other; a failure leaves nothing behind."""
-    try:
-        with psycopg.connect(_patient(url, CONNECT_SECONDS)) as conn:
-            conn.execute("select pg_advisory_xact_lock(hashtext(%s))", [f"duly migrate {schema}"])
-            conn.execute(LOCK_TIMEOUT)  # whoever comes after a migration that waits for a table waits for it too
-            steps = migrate.pending("postgres", read_meta(conn, schema))
-            for statement in migration_statements(schema, steps, grant=grant):
-                conn.execute(_trusted(statement))
-    except errors.InsufficientPrivilege as error:
-        raise StoreError(
-            f"migrate: this role may not change {describe(url)} ({error.diag.message_primary}): run it as the owner"
-        ) from error
-    except errors.LockNotAvailable as error:
-        raise StoreUnavailable(
-            f"migrate: another transaction has held the tables of {describe(url)} all the while (a dump, say); nothing "
-            "was changed. Run it again when that has ended: `duly doctor` names long transactions"
-        ) from error
-    except psycopg.Error as error:
-        raise translate(error, "migrate", describe(url), sent=False) from error
-    return steps
-
-
-def look(url: str, *, schema: str = "duly") -> Mapping[str, str]:
-    """Read what a database says of its schema, without changing it."""
-    try:
-        with psycopg.connect(_patient(url, CONNECT_SECONDS)) as conn:
-            return read_meta(conn, schema)
-    except psycopg.Error as error:
-        raise translate(error, "migrate", describe(url), sent=False) from error
 
 
 def _abandon_all() -> None:

@@ -1,0 +1,100 @@
+"""Reads what `duly doctor` judges of a PostgreSQL server: settings, rights, tables, and what its sessions do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from psycopg import Connection
+
+from duly.store import health, migrate
+from duly.store.driver import Finding
+from duly.store.postgres.plans import only
+from duly.store.postgres.schema import read_meta
+
+OLD_TRANSACTION_SECONDS = 300.0
+
+
+def examine(conn: Connection[Any], schema: str) -> list[Finding]:
+    """Look at the server, the rights on it, and what keeps it from clearing up."""
+    number = migrate.version(read_meta(conn, schema))
+    return [
+        *_look_at_server(conn),
+        health.schema(number, migrate.newest("postgres")),
+        *_look_at_tables(conn, schema),
+        *_look_at_activity(conn),
+    ]
+
+
+def _look_at_server(conn: Connection[Any]) -> list[Finding]:
+    version, number, fsync, commit, standby, read_only = only(
+        conn.execute(
+            "select current_setting('server_version'), current_setting('server_version_num')::int, "
+            "current_setting('fsync'), current_setting('synchronous_commit'), pg_is_in_recovery(), "
+            "current_setting('default_transaction_read_only') = 'on'"
+        )
+    )
+    return [
+        health.server(version.split()[0], number),
+        health.sync(fsync=fsync, commit=commit),
+        health.writable(standby=standby, read_only=read_only),
+        health.clock(_clock_offset_ms(conn)),
+    ]
+
+
+def _clock_offset_ms(conn: Connection[Any]) -> float:
+    """Measure how far the server's clock is ahead of ours, by the quickest of a few answers."""
+    asked: list[tuple[float, float]] = []
+    for _ in range(3):
+        before = time.time()
+        (theirs,) = only(conn.execute("select extract(epoch from clock_timestamp())::float8"))
+        after = time.time()
+        asked.append((after - before, theirs - (before + after) / 2))
+    return min(asked)[1] * 1000
+
+
+def _look_at_tables(conn: Connection[Any], schema: str) -> list[Finding]:
+    (role,) = only(conn.execute("select current_user"))
+    tables = conn.execute(
+        "select relname, relname = 'duly_meta' or (has_table_privilege(c.oid, 'select') "
+        "       and has_table_privilege(c.oid, 'insert') and has_table_privilege(c.oid, 'update') "
+        "       and has_table_privilege(c.oid, 'delete')), "
+        "       exists (select 1 from unnest(reloptions) as o where o in ('autovacuum_enabled=false', "
+        "               'autovacuum_enabled=off', 'autovacuum_enabled=0', 'autovacuum_enabled=no')) "
+        "  from pg_class as c join pg_namespace as n on n.oid = relnamespace "
+        " where nspname = %s and relkind = 'r' and starts_with(relname, 'duly_') order by relname",
+        [schema],
+    ).fetchall()
+    rows = conn.execute(
+        "select n_live_tup, n_dead_tup from pg_stat_user_tables where schemaname = %s and relname = 'duly_job'",
+        [schema],
+    ).fetchone()
+    (on,) = only(conn.execute("select current_setting('autovacuum') = 'on'"))
+    return [
+        health.rights([name for name, allowed, _ in tables if not allowed], role),
+        health.vacuum(on=on, off_for=[name for name, _, off in tables if off]),
+        health.dead_rows(*(rows or (0, 0))),
+    ]
+
+
+def _look_at_activity(conn: Connection[Any]) -> list[Finding]:
+    # Of the sessions of other roles only their number may be seen, which is then all that is judged.
+    old = conn.execute(
+        "select pid, coalesce(application_name, ''), extract(epoch from clock_timestamp() - xact_start)::float8, "
+        "       starts_with(state, 'idle in transaction') "
+        "  from pg_stat_activity "
+        " where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend' "
+        "   and xact_start < clock_timestamp() - make_interval(secs => %s) "
+        " order by xact_start",
+        [OLD_TRANSACTION_SECONDS],
+    ).fetchall()
+    used, most = only(
+        conn.execute(
+            "select (select count(*) from pg_stat_activity where backend_type = 'client backend'), "
+            "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
+        )
+    )
+    return [
+        health.transactions([health.Transaction(*one) for one in old]),
+        health.connections(used, most),
+    ]

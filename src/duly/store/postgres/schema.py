@@ -1,0 +1,71 @@
+"""The schema of a PostgreSQL database: reads its version, creates the tables, applies migrations, grants rights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg import Connection, errors
+
+from duly.errors import StoreError, StoreUnavailable
+from duly.store import migrate, statements
+from duly.store.postgres.connection import CONNECT_SECONDS, LOCK_TIMEOUT, with_timeouts
+from duly.store.postgres.plans import trusted
+from duly.store.postgres.translate import describe, translate
+
+
+def read_meta(conn: Connection[Any], schema: str) -> Mapping[str, str]:
+    """Read what a database says of its schema; empty when it has no tables of ours yet."""
+    table = statements.qualified("duly.duly_meta", schema)
+    if conn.execute("select to_regclass(%s)", [table]).fetchone() == (None,):
+        return {}
+    return dict(conn.execute(trusted(f"select name, value from {table}")).fetchall())  # noqa: S608 (quoted)
+
+
+def look(url: str, *, schema: str = "duly") -> Mapping[str, str]:
+    """Read what a database says of its schema, without changing it."""
+    try:
+        with psycopg.connect(with_timeouts(url, CONNECT_SECONDS)) as conn:
+            return read_meta(conn, schema)
+    except psycopg.Error as error:
+        raise translate(error, "migrate", describe(url), sent=False) from error
+
+
+def bring_up_to_date(url: str, *, schema: str = "duly", grant: str | None = None) -> tuple[migrate.Migration, ...]:
+    """Apply what is pending and return it. Several at once wait for each other; a failure leaves nothing behind."""
+    try:
+        with psycopg.connect(with_timeouts(url, CONNECT_SECONDS)) as conn:
+            conn.execute("select pg_advisory_xact_lock(hashtext(%s))", [f"duly migrate {schema}"])
+            conn.execute(LOCK_TIMEOUT)  # whoever comes after a migration that waits for a table waits for it too
+            steps = migrate.pending("postgres", read_meta(conn, schema))
+            for statement in migration_statements(schema, steps, grant=grant):
+                conn.execute(trusted(statement))
+    except errors.InsufficientPrivilege as error:
+        raise StoreError(
+            f"migrate: this role may not change {describe(url)} ({error.diag.message_primary}): run it as the owner"
+        ) from error
+    except errors.LockNotAvailable as error:
+        raise StoreUnavailable(
+            f"migrate: another transaction has held the tables of {describe(url)} all the while (a dump, say); nothing "
+            "was changed. Run it again when that has ended: `duly doctor` names long transactions"
+        ) from error
+    except psycopg.Error as error:
+        raise translate(error, "migrate", describe(url), sent=False) from error
+    return steps
+
+
+def migration_statements(schema: str, steps: tuple[migrate.Migration, ...], *, grant: str | None = None) -> list[str]:
+    """Give the statements of migrations, and those that let a role work with the tables but not change them."""
+    quoted = statements.quoted(schema)
+    texts = [f"create schema if not exists {quoted}"] if steps and steps[0].number == 1 else []
+    texts += [statements.qualified(statement, schema) for step in steps for statement in step.statements]
+    if grant is not None:
+        role = statements.quoted(grant)
+        texts += [
+            f"grant usage on schema {quoted} to {role}",
+            f"grant select, insert, update, delete on all tables in schema {quoted} to {role}",
+            f"revoke insert, update, delete on {quoted}.duly_meta from {role}",
+            f"grant usage on all sequences in schema {quoted} to {role}",
+        ]
+    return texts

@@ -1,0 +1,96 @@
+"""Turns what psycopg raises into errors of duly, and names a database for people."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
+
+from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
+
+ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected)
+# The server is well, and says that something else is in the way.
+IN_THE_WAY = (*ROLLED_BACK, errors.LockNotAvailable, errors.QueryCanceled)
+# What a server says to a name, a password or a host that it will not take tomorrow either.
+REFUSALS = (
+    "does not exist",
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "not permitted to log in",
+    "does not support SSL",
+)
+
+
+def describe(url: str) -> str:
+    """Name a database for people: host, port and name, never the password."""
+    try:
+        info = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:  # whose message may quote a password
+        raise ConfigError("libpq cannot read this PostgreSQL URL: look at its options") from None
+    host = info.get("host") or info.get("hostaddr") or "localhost"
+    return f"PostgreSQL {host}:{info.get('port') or 5432}/{info.get('dbname') or info.get('user') or ''}"
+
+
+def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> StoreError:
+    """Turn what psycopg raised into an error that says what happened and what to do."""
+    # A server's own words in one line; their DETAIL would quote the whole row, payload included.
+    detail = error.diag.message_primary or " ".join(str(error).split())
+    match error:
+        case errors.UndefinedTable() | errors.InvalidSchemaName() | errors.UndefinedColumn():
+            return SchemaMismatch(
+                f"{op}: {where} does not have the tables this version works with: run `duly migrate` ({detail})"
+            )
+        case errors.InsufficientPrivilege():
+            return StoreError(
+                f"{op}: this role may not use the tables of {where}: `duly migrate --grant ROLE` ({detail})"
+            )
+        case psycopg.DataError() | psycopg.IntegrityError() | errors.ProgramLimitExceeded():
+            return StoreRefused(f"{op}: {where} refuses this data ({detail})")
+        case errors.LockNotAvailable():
+            locked = StoreUnavailable(
+                f"{op}: what it needs is locked in {where} by another transaction; nothing was written. "
+                "If that is your own, pass it as `conn=`"
+            )
+            locked.locked = True
+            return locked
+        case errors.QueryCanceled():
+            return StoreUnavailable(f"{op}: {where} cancelled it ({detail}); nothing was written")
+        case errors.ReadOnlySqlTransaction() | errors.DiskFull() | errors.TooManyConnections() | errors.OutOfMemory():
+            return StoreUnavailable(f"{op}: {where} cannot write now ({detail}); nothing was written")
+        case psycopg.OperationalError() | psycopg.InterfaceError() if sent:
+            return AnswerLost(f"{op}: the connection to {where} broke before the answer came ({detail})")
+        case psycopg.OperationalError() if _is_misnamed(detail):
+            return StoreError(f"{op}: {where} refuses the connection ({detail}): look at the URL")
+        case psycopg.OperationalError() | psycopg.InterfaceError():
+            return StoreUnavailable(f"{op}: {where} {_unreachable(detail)}")
+    return StoreError(f"{op}: {where}: {detail}")
+
+
+def _unreachable(detail: str) -> str:
+    if "FATAL" in detail:
+        return f"refuses the connection ({detail})"
+    return f"cannot be reached ({detail}): see that it runs, look at the URL"
+
+
+def _is_misnamed(detail: str) -> bool:
+    """Say whether the server does not know or want who asks: waiting would not help."""
+    return any(words in detail for words in REFUSALS)
+
+
+def is_down(error: BaseException | None) -> bool:
+    """Tell whether the server cannot be reached, or cannot be written to."""
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(error, IN_THE_WAY)
+
+
+def first_error(error: psycopg.Error) -> psycopg.Error:
+    """Give the error that aborted a pipeline; those of the statements after it can hide it."""
+    hidden = error.__context__
+    return hidden if isinstance(error, errors.PipelineAborted) and isinstance(hidden, psycopg.Error) else error
+
+
+def own_error(error: StoreError) -> StoreError:
+    """Give everybody of a batch an error of its own to raise."""
+    own = type(error)(str(error))
+    own.__cause__ = error.__cause__
+    return own
