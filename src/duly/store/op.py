@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -73,16 +73,6 @@ class Op(Generic[T]):
     def again(self) -> Op[T] | None:
         """The operation to send after a lost answer; None: the same one."""
         return self.repeat() if callable(self.repeat) else self.repeat
-
-    def unread(self) -> Op[Rows]:
-        """Return the same operation with its rows as the answer, for a caller that reads them later."""
-        again = self.again
-        repeat = None if again is None else again.unread()
-        return cast("Op[Rows]", replace(cast("Op[Any]", self), read=_as_they_come, repeat=repeat))
-
-
-def _as_they_come(rows: Rows) -> Rows:
-    return rows
 
 
 class Held(NamedTuple):

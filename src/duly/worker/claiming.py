@@ -1,9 +1,8 @@
 """How a worker claims: as many jobs as it has room for, queue after queue in turns, and of quick ones more than that.
 
 A job that is claimed has a slot or waits for one, so a claim asks for as many as there are free slots. Where all tasks
-are quick (`pace`) it asks for those too that will begin in a moment, part after part; of a backlog of them in a single
-queue the next part is sent off before the last one is read. Jobs in lanes are claimed in another way (`lanes`), and so
-are those of a queue that was told to (`shaping`).
+are quick (`prefetch`) it asks for those too that will begin in a moment, part after part. Jobs in lanes are claimed in
+another way (`lanes`), and so are those of a queue that was told to (`queue_limits`).
 
 A queue that had less than was asked for is exhausted until the next turn, unless something may have come to it that the
 claim could not see.
@@ -11,18 +10,17 @@ claim could not see.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from duly.app.lease import Lease
 from duly.errors import DulyError
 from duly.model import Claimed
 from duly.rules import keys
 from duly.store import ops
-from duly.store.op import Op, Rows
+from duly.store.op import Op
 from duly.worker.prefetch import Pace
 from duly.worker.slots import Slots
 from duly.worker.watermark import Watermark
@@ -31,15 +29,6 @@ if TYPE_CHECKING:
     from duly.worker.worker import Worker
 
 PARTS = 3  # in which quick jobs are claimed ahead: one is on its way while the others run
-
-
-class _Part(NamedTuple):
-    """A claim on its way, and what is to be known of it when its rows have come."""
-
-    op: Op[list[Claimed]]
-    limit: int
-    came_back: int
-    rows: asyncio.Task[Rows]
 
 
 class Claiming:
@@ -58,7 +47,6 @@ class Claiming:
         self._watermarks = {queue: Watermark() for queue in worker.queues}
         self._exhausted: set[str] = set()  # queues that had less than this turn asked for
         self._came_back = 0  # how often jobs of ours became claimable again: a claim may have looked before that
-        self._arrived = 0  # jobs of a claim that are not read yet, while the next one is sent off
         self.filling = False  # a claim may be on its way
 
     @property
@@ -120,10 +108,10 @@ class Claiming:
 
     def room(self, queue: str) -> int:
         """Say how many jobs of a queue may be claimed beside those held."""
-        room = self._worker.idle_slots - self._arrived
+        room = self._worker.idle_slots
         limit = self._queues[queue]
         if limit is not None:
-            room = min(room, limit - self._worker.held_of(queue) - self._arrived)
+            room = min(room, limit - self._worker.held_of(queue))
         return room
 
     def _further(self, queue: str, ahead: int) -> int:
@@ -133,56 +121,19 @@ class Claiming:
         """
         limit = self._queues[queue]
         if limit is not None and ahead:
-            held = self._worker.held_of(queue) + self._arrived
+            held = self._worker.held_of(queue)
             return max(0, min(limit, self._worker.concurrency) - held - self.room(queue))
-        return 0 if self._slots.waiting + self._arrived > ahead - ahead // PARTS else ahead
+        return 0 if self._slots.waiting > ahead - ahead // PARTS else ahead
 
     async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
         """Claim for the free slots, and of quick tasks beyond them."""
         if quick.issuperset(self._tasks):
-            if self._is_all_there_is(queue):
-                return await self._take_parts(queue)
             return await self._take(queue, self._part(queue), self._tasks)
         taken = await self._take(queue, room, self._tasks)
         # Not before a slot is free again: quick jobs on top of quick jobs would never leave one to the others.
         if ahead and taken >= room > 0:
             taken += await self._take(queue, min(ahead, self.room(queue) + ahead), quick)
         return taken
-
-    def _is_all_there_is(self, queue: str) -> bool:
-        """Say whether claims of a queue depend on nothing but the room for them, least of all on each other."""
-        alone = len(self._queues) == 1 and not self._lanes.has(queue) and self._shaping.is_plain(queue)
-        return alone and self._worker.overlaps
-
-    async def _take_parts(self, queue: str) -> int:
-        """Claim quick jobs part after part, each sent off before the one before it is read and begun."""
-        taken, part = 0, self._ask(queue)
-        while part is not None:
-            rows = await part.rows
-            self._arrived = len(rows)
-            goes_on = len(rows) >= part.limit and self._takes_jobs() and self._is_all_there_is(queue)
-            following = self._ask(queue) if goes_on else None
-            try:
-                if following is not None:
-                    await asyncio.sleep(0)  # it begins
-            finally:  # whoever cancels us gives back what we hold
-                self._arrived = 0
-                leases = self._worker.hold(part.op.read(rows))
-            self._note_taken(queue, leases, part.limit, part.came_back)
-            self._begin_all(leases)
-            self._worker.note_busy(len(leases))
-            taken, part = taken + len(leases), following
-        return taken
-
-    def _ask(self, queue: str) -> _Part | None:
-        """Send off the claim of a part, if there is room for one."""
-        self.give_back_late()
-        limit = self._part(queue)
-        if limit <= 0:
-            return None
-        self._lanes.unseen = False
-        op = self._plain_claim(queue, limit, list(self._tasks), self._worker.id, alone=False)
-        return _Part(op, limit, self._came_back, self._slots.in_background(self._worker.surely(op.unread())))
 
     def give_back_late(self) -> None:
         """Release what was claimed ahead and has not begun in time, or will not because we stop."""

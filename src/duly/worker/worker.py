@@ -67,7 +67,7 @@ GOODBYE_SECONDS = 5.0  # at most, where nobody waits for us to go
 class Worker:
     """Runs the jobs of one app in one process. `concurrency` handlers run at once."""
 
-    overlaps = True  # a claim may be sent off before the one before it is read, and ends while one is on its way
+    overlaps = True  # ends may be sent off while a claim is on its way
 
     def __init__(
         self,
