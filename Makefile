@@ -50,7 +50,7 @@ bench: $(VENV)/.stamp  ## measure, beside what the bare database can do
 bench-peers: $(VENV)/.stamp  ## measure beside other queues (ARGS="--quick", "--only duly,pgqueuer", "--idle")
 	@$(BIN)/python -m bench.field $(ARGS)
 
-mutants: $(VENV)/.stamp  ## break the code on purpose and see each guarding test turn red
+mutants: $(VENV)/.stamp  ## break the code on purpose and see tests fail (ARGS="--sample 40", "--changed", "-k claim")
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 lines:  ## print the package's lines by folder beside their budgets; fails above the limit

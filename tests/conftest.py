@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ from duly.store.postgres.schema import bring_up_to_date
 from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store
 from tests.databases import SETTINGS, Files, Pool
 from tests.servers.pgbouncer import behind
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import RUNNING, PostgresServer, RunningServer
 
 # A shell without job control starts a program with `&` so that it ignores SIGINT, and all that the program starts
 # ignores it too. A handler is not inherited: what the tests start gets the default.
@@ -20,7 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer(settings=SETTINGS) as server, behind(server):
+    with RunningServer() if RUNNING in os.environ else PostgresServer(settings=SETTINGS) as server, behind(server):
         yield server
 
 

@@ -6,26 +6,31 @@ Each mutant is one change to a copy of the package. A mutant with which its test
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
-import shutil
+import random
+import re
+import secrets
 import subprocess
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutants import fits, relocate
 from tests.mutants.catalogue import MUTANTS, Mutant
+from tests.mutants.drill import judged
 
 ROOT = Path(__file__).parent.parent.parent
-HANGS_AFTER_S = 60
+SECTION = re.compile(r"^(?=-- name: )", re.MULTILINE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("-k", default="", metavar="TEXT", help="only mutants whose file, text or test contains this")
     parser.add_argument("-j", type=int, default=2, metavar="N", help="how many at once")
+    parser.add_argument("--sample", type=int, default=sys.maxsize, metavar="N", help="only so many, chosen at random")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10_000), help="repeat the choice of another run")
+    parser.add_argument(
+        "--changed", nargs="?", const="HEAD", metavar="COMMIT", help="only of what has changed since then"
+    )
     parser.add_argument(
         "--fits", action="store_true", help="run nothing: list the mutants whose text or tests are missing"
     )
@@ -36,11 +41,33 @@ def main() -> None:
     if options.relocate:
         relocate.show(relocate.relocate(ROOT))
     chosen = [mutant for mutant in MUTANTS if options.k in " ".join(mutant)]
-    with ThreadPoolExecutor(options.j) as threads:
-        verdicts = [show(mutant, verdict) for mutant, verdict in zip(chosen, threads.map(judge, chosen), strict=True)]
-    survivors = len(verdicts) - sum(verdicts)
-    print(f"{sum(verdicts)} of {len(verdicts)} mutants were noticed" + (f", {survivors} survived" if survivors else ""))
-    sys.exit(1 if survivors or not verdicts else 0)
+    if not chosen:
+        parser.error(f"no mutant contains {options.k!r}")
+    if options.changed:
+        chosen = changed(chosen, options.changed)
+    if options.sample < len(chosen):
+        print(f"{options.sample} of {len(chosen)} mutants by --seed {options.seed}", flush=True)
+        chosen = random.Random(options.seed).sample(chosen, options.sample)
+    verdicts = [show(*each) for each in zip(chosen, judged(ROOT, chosen, options.j), strict=True)]
+    survivors = verdicts.count(False)
+    print(
+        f"the tests of {len(verdicts) - survivors} of {len(verdicts)} mutants fail"
+        + f", {survivors} survived" * bool(survivors)
+    )
+    sys.exit(1 if survivors else 0)
+
+
+def changed(mutants: Sequence[Mutant], commit: str) -> list[Mutant]:
+    """Choose the mutants of what has changed since a commit: modules, and sections of SQL."""
+    parts: dict[str, list[str]] = {}
+    for file in {mutant.file for mutant in mutants}:
+        before = subprocess.run(
+            ["git", "show", f"{commit}:{file}"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        now = (ROOT / file).read_text("utf-8") if (ROOT / file).exists() else ""
+        separate = SECTION.split if file.endswith(".sql") else lambda text: [text]
+        parts[file] = [part for part in separate(now) if part not in separate(before.stdout)]
+    return [mutant for mutant in mutants if any(mutant.old in part for part in parts[mutant.file])]
 
 
 def show_misfits() -> int:
@@ -50,32 +77,6 @@ def show_misfits() -> int:
         print(f"{mutant.file}  {mutant.tests}\n    {reason}\n    {mutant.old!r}")
     print(f"{len(MUTANTS) - len(misfits)} of {len(MUTANTS)} mutants fit")
     return 1 if misfits else 0
-
-
-def judge(mutant: Mutant) -> str:
-    """Run the guarding tests on the broken package; empty when they turned red or hang, else what went wrong."""
-    with tempfile.TemporaryDirectory(prefix="duly-mutant-") as folder:
-        shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        broken = Path(folder) / mutant.file
-        text = broken.read_text("utf-8")
-        if text.count(mutant.old) != 1:
-            return f"its text stands {text.count(mutant.old)} times in the file, not once"
-        broken.write_text(text.replace(mutant.old, mutant.new), "utf-8")
-        environ = {**os.environ, "PYTHONPATH": str(Path(folder) / "src")}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(mutant.tests)]
-        try:
-            run = subprocess.run(
-                command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=HANGS_AFTER_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return ""
-    match run.returncode:
-        case 1:
-            return ""
-        case 0:
-            return "no test noticed"
-        case code:
-            return f"the tests did not run (exit code {code}): {run.stdout[-300:]}"
 
 
 def show(mutant: Mutant, verdict: str) -> bool:

@@ -503,7 +503,7 @@ MUTANTS = [
         "tests/contract/test_claim.py -k break_lines",
     ),
     Mutant(
-        "src/duly/app/context.py",
+        "src/duly/app/lease.py",
         'return f"<lease of job {self.job.id}>"',
         'return f"<lease of job {self.job}>"',
         "tests/engine/test_context.py -k nothing_that_is_shown",
@@ -515,7 +515,7 @@ MUTANTS = [
         "tests/engine/test_context.py -k nothing_that_is_shown",
     ),
     Mutant(
-        "src/duly/app/context.py",
+        "src/duly/app/lease.py",
         "        if self.on_beat is not None:\n            self.on_beat()\n",
         "",
         "tests/engine/crash/test_children.py",
@@ -3780,7 +3780,7 @@ MUTANTS = [
         "tests/engine/test_hazards_of_the_engine.py -k owner_cancels",
     ),
     Mutant(
-        "src/duly/app/context.py",
+        "src/duly/app/lease.py",
         "lease.staged or lease.over else lease.held",
         "lease.staged else lease.held",
         "tests/engine/test_hazards_of_the_engine.py -k for_good",

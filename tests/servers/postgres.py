@@ -33,6 +33,7 @@ SIGNALS: dict[Mode, signal.Signals] = {
 }
 
 INITIALISED = "DULY_TEST_PG_INITIALISED"  # the data that every server of this run begins with
+RUNNING = "DULY_TEST_PG_PORT"  # the port of a server that the tests use and do not stop
 MEMORY, ENOUGH_MEMORY = Path("/dev/shm"), 8 * 2**30
 
 # Loses data when the machine crashes, never when only the server does.
@@ -248,6 +249,20 @@ class PostgresServer:
     def _surroundings(self) -> dict[str, Any]:
         environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
         return {"cwd": self.home, "env": environment, **self._identity}
+
+
+class RunningServer(PostgresServer):
+    """Use a server that another process owns, which serves one test run after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.port = int(os.environ[RUNNING])
+
+    def start(self) -> Self:
+        return self
+
+    def stop(self) -> None:
+        pass
 
 
 @contextmanager
