@@ -424,7 +424,14 @@ def test_an_end_that_waits_to_be_recorded_is_not_looked_at_for_its_timeout(app: 
     async def done() -> None: ...
 
     def lease(**more: Any) -> SimpleNamespace:
-        usual = {"begun_at": 0.0, "ended_at": 0.0, "closed": False, "sent": False, "asked": None, "task": done}
+        usual = {
+            "begun_at": 0.0,
+            "ended_at": 0.0,
+            "closed": False,
+            "sent": False,
+            "asked": None,
+            "definition": done.definition,
+        }
         return SimpleNamespace(**{**usual, **more})
 
     runs, has_ended = lease(), lease(ended_at=0.5)
@@ -441,15 +448,15 @@ def test_an_end_is_not_held_back_which_others_can_have_something_of(app: Duly) -
     worker.poke = lambda: None  # type: ignore[method-assign]
     for number in range(9):
         worker._slots.put(number)  # type: ignore[arg-type]
-    task: Any = SimpleNamespace(definition=SimpleNamespace(policy=None))
+    definition: Any = SimpleNamespace(policy=None)
     for lane, worth in ((None, False), ("work:x", True)):
         worker.soon = 5
         job: Any = SimpleNamespace(id="j", task="t", lane=lane, attempt=1, max_attempts=5, crashes=0)
-        worker.ended(Lease(job, task.definition, app.driver, "duly", 0.0), Succeeded())
+        worker.ended(Lease(job, definition, app.driver, "duly", 0.0), Succeeded())
         assert worker._is_worth_recording() is worth
     worker._ended.clear()
     worker.soon = 5
-    worker.give_back(Lease(job, task.definition, app.driver, "duly", 0.0))
+    worker.give_back(Lease(job, definition, app.driver, "duly", 0.0))
     assert worker._is_worth_recording()
 
 

@@ -226,8 +226,8 @@ def test_j16_what_is_raised_into_a_thread_is_taken_back_when_its_handler_has_end
 def test_j16_a_timeout_that_meets_the_return_of_its_handler_ends_the_job_and_not_its_thread(monkeypatch: Any) -> None:
     threads = Threads(1, lambda work, name: threading.Thread(), lambda lease: None)
     job = SimpleNamespace(task="work", id="1")
-    task = SimpleNamespace(definition=SimpleNamespace(timeout_ms=5))
-    lease: Any = SimpleNamespace(thread=None, interrupted=False, job=job, task=task)
+    definition = SimpleNamespace(timeout_ms=5)
+    lease: Any = SimpleNamespace(thread=None, interrupted=False, job=job, definition=definition)
 
     def too_late(_: Any) -> Any:
         threads.interrupt(lease)  # heard by whoever runs next in this thread
