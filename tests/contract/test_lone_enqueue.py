@@ -1,10 +1,10 @@
-"""A lone enqueue on PostgreSQL goes past psycopg, and asks in the same message whether anybody sleeps. Line J01."""
+"""A lone enqueue on PostgreSQL is one prepared statement, which asks for idle workers too. Line J01."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
@@ -15,10 +15,12 @@ import psycopg
 import pytest
 
 from duly.errors import StoreRefused
-from duly.model import NewJob, Terms
+from duly.model import Change, NewJob, State, Terms
 from duly.rules.codec import MAX_PAYLOAD
 from duly.store import ops
 from duly.store.driver import Watch
+from duly.store.op import Finish
+from duly.store.postgres import lone_enqueue
 from duly.store.postgres.connection import PooledConnection
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.postgres.listen import ADDING, ALL_AWAKE, LEAVE, PARK, PARKED, SETTLE, UNSETTLE
@@ -37,16 +39,16 @@ def fleet(postgres_url: str) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Note which statements go past psycopg, and what they are told: whether all were awake."""
+    """Note which statements are sent so, and what they return: whether all workers were awake."""
     answers: list[bool] = []
-    add = PooledConnection.add
+    send = lone_enqueue.enqueue
 
-    def noted(self: PooledConnection, statement: Any, params: Any) -> bool:
+    def noted(conn: PooledConnection, statement: Any, params: Any) -> bool:
         answers.append(False)
-        answers[-1] = add(self, statement, params)
+        answers[-1] = send(conn, statement, params)
         return answers[-1]
 
-    monkeypatch.setattr(PooledConnection, "add", noted)
+    monkeypatch.setattr(lone_enqueue, "enqueue", noted)
     return answers
 
 
@@ -125,6 +127,16 @@ def test_j01_who_is_interrupted_while_he_waits_leaves_no_connection_in_the_middl
     fleet: PostgresStore, direct: list[bool]
 ) -> None:
     enqueue(fleet.driver)
+    with interrupted_while_blocked(fleet):
+        enqueue(fleet.driver)
+    after = enqueue(fleet.driver, "2")
+    assert payload_of(fleet, after) == "2"
+    assert len(direct) == 3
+
+
+@contextmanager
+def interrupted_while_blocked(fleet: PostgresStore) -> Iterator[None]:
+    """Interrupt this thread as soon as what it sends waits for a lock."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -142,23 +154,17 @@ def test_j01_who_is_interrupted_while_he_waits_leaves_no_connection_in_the_middl
         with locked(fleet):
             thread.start()
             with pytest.raises(KeyboardInterrupt):
-                enqueue(fleet.driver)
+                yield
     finally:
         thread.join()
         signal.signal(signal.SIGUSR1, before)
-    after = enqueue(fleet.driver, "2")
-    assert payload_of(fleet, after) == "2"
-    assert len(direct) == 3
 
 
-@pytest.mark.parametrize("reason", ["behind a pooler", "no poll"])
-def test_j01_where_it_cannot_go_directly_it_goes_through_psycopg(
-    postgres_url: str, direct: list[bool], monkeypatch: pytest.MonkeyPatch, reason: str
+def test_j01_behind_a_pooler_a_lone_job_is_added_without_a_prepared_statement(
+    postgres_url: str, direct: list[bool]
 ) -> None:
-    if reason == "no poll":
-        monkeypatch.delattr("select.poll")
     store = PostgresStore(postgres_url)
-    store.driver._prepared = reason != "behind a pooler"
+    store.driver._prepared = False
     assert payload_of(store, enqueue(store.driver, "3")) == "3"
     assert direct == []
     store.close()
@@ -330,29 +336,62 @@ def test_j01_members_of_enums_are_stored_as_what_they_are(fleet: PostgresStore, 
     assert direct == [True]
 
 
-@pytest.mark.parametrize("what", ["the preparing was interrupted", "all was forgotten"])
-def test_j01_a_connection_that_remembers_other_than_thought_serves_on(
-    fleet: PostgresStore, direct: list[bool], monkeypatch: pytest.MonkeyPatch, what: str
+@pytest.mark.parametrize("how", ["deallocate all", "discard all", "deallocate {name}"])
+def test_j01_a_connection_whose_prepared_statements_were_deallocated_serves_on(
+    fleet: PostgresStore, direct: list[bool], hints: list[object], how: str
 ) -> None:
-    if what == "all was forgotten":
-        enqueue(fleet.driver)
-        with fleet.driver._pool.connection() as conn:
-            conn.execute("deallocate duly_add")
-    else:
-        answer = PooledConnection._answer
-
-        def interrupted(self: PooledConnection) -> Any:
-            answer(self)
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(PooledConnection, "_answer", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            enqueue(fleet.driver)
+    """Another program can do so past psycopg, which then executes a statement that the server does not know."""
+    enqueue(fleet.driver)
+    with fleet.driver._pool.connection() as conn:
+        [[name]] = conn.execute(
+            "select name from pg_prepared_statements where statement ~ 'returning pg_try'"
+        ).fetchall()
+        conn.pgconn.exec_(how.format(name=name).encode())
     pid = backend(fleet)
+    with psycopg.connect(fleet.url, autocommit=True) as sleeper:
+        sleeper.execute(PARK)
+        sleeper.execute(SETTLE)
+        for number in range(3):
+            assert payload_of(fleet, enqueue(fleet.driver, str(number))) == str(number)
+            assert len(list(sleeper.notifies(timeout=10, stop_after=1))) == 1
+    assert backend(fleet) == pid
+    assert direct == [True, False, False, False, False]
+    assert len(hints) == 3
+
+
+def test_j01_every_operation_goes_on_where_prepared_statements_were_deallocated(postgres_url: str) -> None:
+    driver = PostgresDriver(postgres_url, connections=1)
+    store = PostgresStore(postgres_url)
+    store.driver.close()
+    store.driver = driver
+
+    def forget() -> None:
+        with driver._pool.connection() as conn:
+            conn.pgconn.exec_(b"deallocate all")
+
+    for number in range(6):
+        run_a_job(store, str(number), forget if number > 2 else lambda: None)
+    assert store.query("select count(*) from duly_done") == [(6,)]
+    assert driver.failures == 0
+    store.close()
+
+
+def run_a_job(store: PostgresStore, key: str, before_each: Callable[[], None]) -> None:
+    before_each()
+    store.driver.run(ops.enqueue(Terms("work", key_ttl_ms=60_000), [NewJob(new_id(), "1", key=key, fingerprint="f")]))
+    before_each()
+    [job] = store.driver.run(ops.claim("default", limit=1, token=int(key) + 7, worker="w", tasks=["work"]))
+    before_each()
+    store.driver.run(ops.finish([Finish(job, Change(State.SUCCEEDED))]))
+
+
+def test_j01_who_is_interrupted_while_his_statement_is_prepared_leaves_a_connection_that_serves_on(
+    fleet: PostgresStore,
+) -> None:
+    with interrupted_while_blocked(fleet):
+        enqueue(fleet.driver)
     for number in range(3):
         assert payload_of(fleet, enqueue(fleet.driver, str(number))) == str(number)
-    assert backend(fleet) == pid
 
 
 def test_j01_who_may_not_ask_who_sleeps_enqueues_all_the_same(postgres_url: str, hints: list[object]) -> None:

@@ -28,7 +28,7 @@ from duly.store.driver import Pace, Watch
 from duly.store.op import Finish
 from duly.store.postgres import connection as postgres_connection
 from duly.store.postgres import driver as postgres
-from duly.store.postgres import listen
+from duly.store.postgres import listen, lone_enqueue
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.sqlite import watch as inotify
 from duly.store.sqlite.driver import SQLiteDriver
@@ -588,8 +588,8 @@ def test_a_hint_that_fails_does_not_fail_the_enqueue(fleet, monkeypatch, hook):
 def test_a_stream_of_enqueues_that_never_ends_wakes_whoever_sleeps(fleet, monkeypatch):
     """While others wait for their commit the hint is left to them, but not for ever."""
     hints = []
-    add = postgres_connection.PooledConnection.add
-    monkeypatch.setattr(postgres_connection.PooledConnection, "add", lambda *statement: add(*statement) and False)
+    send = lone_enqueue.enqueue
+    monkeypatch.setattr(lone_enqueue, "enqueue", lambda *statement: send(*statement) and False)
     monkeypatch.setattr(postgres_connection.PooledConnection, "hint", lambda self: hints.append(self))
     monkeypatch.setattr(type(fleet.driver._gathering), "waiting", True)
     fleet.driver._hinted_at = 0.0

@@ -27,7 +27,7 @@ from duly.store import migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
 from duly.store.group_commit import Gathering, Outcome, Word, joined, rows_of
 from duly.store.op import Op, Rows
-from duly.store.postgres import health
+from duly.store.postgres import health, lone_enqueue
 from duly.store.postgres.connection import CONNECT_SECONDS, LOCK_TIMEOUT, PooledConnection, with_timeouts
 from duly.store.postgres.listen import ListenWatch
 from duly.store.postgres.plans import only, trusted
@@ -243,10 +243,16 @@ class PostgresDriver(Driver):
         return translate(error, op, self.where, sent=sent)
 
     def _run(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
+        try:
+            return self._run_once(conn, batch, lock_timeout)
+        except errors.InvalidSqlStatementName:  # nothing was written
+            conn.forget_prepared()
+            return self._run_once(conn, batch, lock_timeout)
+
+    def _run_once(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         if len(batch) == 1 and batch[0].sections == LONE and self._read_committed and conn.direct:
             with suppress(errors.InsufficientPrivilege):
-                self._add(conn, batch[0])
-                return [[]]
+                return self._enqueue_alone(conn, batch[0])
             conn.direct = False  # it may not ask who sleeps, or nothing at all, which is then told
         work = self._work(batch)
         wakes = any(op.wakes for op in batch)
@@ -263,10 +269,12 @@ class PostgresDriver(Driver):
             conn.hint()
         return rows  # type: ignore[return-value]
 
-    def _add(self, conn: PooledConnection, op: Op[Any]) -> None:
+    def _enqueue_alone(self, conn: PooledConnection, op: Op[Any]) -> list[Rows]:
         [lone] = self._spell(LONE[0], "dollar")
-        if not conn.add(lone, op.params) and op.wakes and self._is_to_hint():
+        all_awake = lone_enqueue.enqueue(conn, lone, op.params)
+        if not all_awake and op.wakes and self._is_to_hint():
             conn.hint()
+        return [[]]
 
     def _is_to_hint(self) -> bool:
         """Say whether to wake who sleeps: while others wait for their commit, which does it too, only now and then."""

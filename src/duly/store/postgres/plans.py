@@ -7,7 +7,6 @@ would.
 
 from __future__ import annotations
 
-import select
 from collections.abc import Mapping
 from typing import Any, LiteralString
 
@@ -24,8 +23,7 @@ STEADY = frozenset({
 class PlannedConnection(Connection[Any]):
     """A connection that sets how each section is planned."""
 
-    direct = False  # what was prepared on it stays, so that statements can be sent past psycopg
-    _encoding = "utf-8"
+    direct = False  # prepared statements stay on it, so a lone enqueue has one that asks for idle workers too
     _as_the_server: LiteralString = ""  # what has the rest of a transaction planned so; empty: everything is anyway
 
     def keep_plans(self) -> None:
@@ -37,8 +35,7 @@ class PlannedConnection(Connection[Any]):
             # Compiling is off for good: a table that must be read whole counts as expensive, however small it is.
             self.execute(trusted("; ".join(f"set {name} = {value}" for name, value in STEADY_PLANS.items())))
             self.execute("set jit = off")
-            self._encoding = self.info.encoding
-            self.direct = hasattr(select, "poll")
+            self.direct = True
             self._as_the_server = _for_now(dict(zip(names, values, strict=True)))
 
     def plans_right(self, section: str) -> bool:
