@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 import pytest
@@ -1065,39 +1065,3 @@ def test_j08_jobs_that_are_too_long_for_one_text_together_are_answered_all_the_s
     claimed = driver.run(ops.claim("default", limit=20, token=new_token(), worker="w1"))
     driver.close()
     assert [(job.id, job.payload) for job in claimed] == [(job.id, job.payload) for job in jobs]
-
-
-def test_j08_jobs_that_together_are_long_are_fetched_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("duly.store.sqlite.driver.LONGEST_TEXT", 9_000)
-    assert fetched_by_a_claim(tmp_path, 20, "x" * 1000) == ([0, 0, 20], 20)
-
-
-def test_a_claim_on_sqlite_fetches_one_row_however_many_jobs_it_takes(tmp_path: Path) -> None:
-    assert fetched_by_a_claim(tmp_path, 20, "x") == ([0, 1], 20)
-    assert fetched_by_a_claim(tmp_path, 0, "x") == ([0, 1], 0)
-
-
-def fetched_by_a_claim(folder: Path, count: int, text: str) -> tuple[list[int], int]:
-    """Claim jobs with such a text in them; tells how many rows each statement gave, and how many jobs came of it."""
-    driver = SQLiteDriver(folder / "jobs.db")
-    jobs = [NewJob(new_id(), f'{{"text":"{text}"}}') for _ in range(count)]
-    driver.run(ops.enqueue(Terms(task="work"), jobs))
-    conn, fetched = driver.connect(), []
-
-    class Counting:
-        def execute(self, sql: str, params: Any) -> Counting:
-            self._rows = conn.execute(sql, params).fetchall()
-            return self
-
-        def fetchall(self) -> list[Any]:
-            fetched.append(len(self._rows))
-            return self._rows
-
-    op = ops.claim("default", limit=count or 1, token=new_token(), worker="w1")
-    claimed = op.read(driver.run_on(cast("sqlite3.Connection", Counting()), op))
-    conn.close()
-    driver.close()
-    assert [job.id for job in claimed] == [job.id for job in jobs]
-    return fetched, len(claimed)

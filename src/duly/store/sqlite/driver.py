@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,9 +27,6 @@ from duly.store.sqlite.writer import Writer
 
 READERS = 4
 WATCH_BUSY_SECONDS = 0.1
-# What these select is one JSON text a job, without line breaks and in any order.
-A_TEXT_A_JOB = frozenset({"claim", "claim_marked"})
-LONGEST_TEXT = 4_000_000  # bytes of jobs that are fetched as one: while they are read, nobody else can do anything
 
 # Connections that a forked child inherited. They belong to the parent: using or closing one here would drop its locks.
 _abandoned: list[object] = []
@@ -267,30 +264,10 @@ class SQLiteDriver(Driver):
             for number, statement in enumerate(statements.spell("sqlite", section, "named")):
                 if hook is not None:
                     hook(Point("before", op.name, section, number))
-                rows += _fetched(conn, section, statement.sql, op.params)
+                rows += conn.execute(statement.sql, op.params).fetchall()
                 if hook is not None:
                     hook(Point("after", op.name, section, number))
         return rows
-
-
-def _fetched(conn: sqlite3.Connection, section: str, sql: str, params: Mapping[str, Any]) -> Rows:
-    """Run a statement and fetch its rows; the jobs of a claim as one text, unless that would be long.
-
-    For each row, Python lets go of the interpreter and then waits for the event loop to have it back.
-    """
-    if section in A_TEXT_A_JOB and sql.startswith("select"):
-        with suppress(sqlite3.DataError):  # they are longer than SQLite's longest text
-            for (texts,) in conn.execute(_as_one_text(sql), params).fetchall():
-                return [] if texts is None else [(text,) for text in texts.split("\n")]
-    return conn.execute(sql, params).fetchall()
-
-
-def _as_one_text(sql: str) -> str:
-    """Have a statement give one row with a line for each job, or none if that would be long."""
-    return (
-        f"select texts from (select group_concat(job, char(10)) as texts from ({sql})) "  # noqa: S608 (ours)
-        f"where coalesce(length(cast(texts as blob)), 0) <= {LONGEST_TEXT}"
-    )
 
 
 class _Sight:
