@@ -13,13 +13,18 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 NODE ?= $(shell command -v npm >/dev/null 2>&1 \
 	&& node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null && echo node)
 
-PYTEST_FLAGS ?= -n 2 --dist worksteal
+PYTEST_FLAGS ?= -n 3 --dist loadgroup
+
+# What a change of the core must not break, in a minute: on SQLite; with a word such as ARGS=batch its tests on all stores.
+QUICK := tests/rules tests/fundamentals tests/contract tests/engine
+QUICK_TESTS := not slow and not nightly
+SHUFFLE ?= $(shell date +%s)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test check proof proof-full bench bench-peers mutants lines clean
+.PHONY: help demo test quick nightly check proof proof-full bench bench-peers mutants lines clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -30,7 +35,15 @@ demo: $(VENV)/.demo  ## see jobs run, fail, retry and finish, on a database of i
 	@$(BIN)/duly demo
 
 test: $(VENV)/.stamp $(VENV)/.pgbouncer $(if $(NODE),$(NODE_STAMP))  ## run every test on SQLite, PostgreSQL and D1 (more flags: ARGS="-k claim")
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS) $(ARGS)
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not nightly" $(ARGS)
+
+quick: $(VENV)/.stamp  ## run the core's fast tests on SQLite, or those of a word on every store (ARGS=batch)
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) $(QUICK) -m "$(QUICK_TESTS)" -k "$(or $(ARGS),not postgres and not d1)"
+
+nightly: $(VENV)/.stamp $(VENV)/.pgbouncer $(if $(NODE),$(NODE_STAMP))  ## run all tests in a random order, the long proof and all mutants: 3 hours
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) --shuffle $(SHUFFLE) $(ARGS)
+	@$(BIN)/python -m tests.proof --full
+	@$(BIN)/python -m tests.mutants
 
 check: $(VENV)/.stamp  ## lint, format, types and layers: what CI runs before the tests
 	@$(BIN)/ruff check .

@@ -14,6 +14,8 @@ from tests.databases import SETTINGS, Files, Pool
 from tests.servers.pgbouncer import behind
 from tests.servers.postgres import RUNNING, PostgresServer, RunningServer
 
+pytest_plugins = ("tests.timing",)
+
 # A shell without job control starts a program with `&` so that it ignores SIGINT, and all that the program starts
 # ignores it too. A handler is not inherited: what the tests start gets the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class Pool:
 
     def take(self) -> str:
         """Return the URL of an idle database, or of a new one."""
+        sys.audit("duly.tests.database")
         return self._idle.pop() if self._idle else self.server.new_database(self.template)
 
     @contextmanager
@@ -119,6 +121,7 @@ class Files:
 
     def fresh(self, kind: str, target: Path) -> Path:
         """Write a migrated file to `target` and return that path."""
+        sys.audit("duly.tests.database")
         made = self.folder / kind
         if not made.exists():
             driver = SQLiteDriver(made) if kind == "sqlite" else D1Driver(D1Mannered(made))
