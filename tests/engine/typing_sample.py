@@ -1,4 +1,10 @@
-"""Right uses of tasks: mypy has nothing to say about this file, and infers each type that `assert_type` names."""
+"""Uses of tasks: mypy accepts each unmarked line and infers each type that `assert_type` names, and refuses marked lines.
+
+A mark `wrong: arg-type` names the error that mypy reports. `wrong: arg-type?` marks a line that must be reported with any
+code: what mypy reports of overloads differs from version to version.
+
+The test checks this file twice, with `@app.task` and with options in its place, and repeats functions for other tasks.
+"""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
@@ -8,6 +14,9 @@ from duly import Ctx, Duly, SyncCtx
 from duly.app.app import Job
 
 app = Duly()
+
+
+def needs_text(text: str) -> None: ...
 
 
 @app.task
@@ -30,76 +39,36 @@ def with_sync_ctx(ctx: SyncCtx, number: int, word: str = "") -> float:
     return number / len(word)
 
 
-@app.task(queue="mail", max_attempts=5)
-def plain_on_mail(number: int, word: str = "") -> float:
-    return number / len(word)
-
-
-@app.task(queue="mail", max_attempts=5)
-async def coroutine_on_mail(number: int, word: str = "") -> float:
-    return number / len(word)
-
-
-@app.task(queue="mail", max_attempts=5)
-async def with_ctx_on_mail(ctx: Ctx, number: int, word: str = "") -> float:
-    return number / len(word)
-
-
-@app.task(queue="mail", max_attempts=5)
-def with_sync_ctx_on_mail(ctx: SyncCtx, number: int, word: str = "") -> float:
-    return number / len(word)
-
-
-async def calls() -> None:
-    """The context is nobody's argument, and results keep their type."""
-    assert_type(plain(1), float)
+# Again for: coroutine, with_ctx, with_sync_ctx
+async def uses_of_plain() -> None:
     assert_type(plain.enqueue(1).result(), float)
     assert_type(plain.enqueue(number=1, word="a").id, str)
     assert_type(await (await plain.aenqueue(1, word="a")).aresult(timeout=5), float)
     assert_type(plain.enqueue_many([plain.call(1, "a")])[0].result(), float)
     assert_type(plain.using(delay="5m", key="k").using(priority=3).enqueue(1).result(), float)
+    plain.enqueue("one")  # wrong: arg-type
+    plain.enqueue()  # wrong: call-arg
+    plain.enqueue(1, "a", 2)  # wrong: call-arg
+    plain.enqueue(1, wort="a")  # wrong: call-arg
+    await plain.aenqueue(1, 2)  # wrong: arg-type
+    plain.enqueue_many([plain.call("one")])  # wrong: arg-type
+    plain.using(delay="5m").enqueue("one")  # wrong: arg-type
+    needs_text(plain.enqueue(1).result())  # wrong: arg-type
+    needs_text(await (await plain.aenqueue(1)).aresult())  # wrong: arg-type
+
+
+# Again for: with_sync_ctx
+def calls_of_plain() -> None:
+    assert_type(plain(1), float)
+    plain("one")  # wrong: arg-type
+    needs_text(plain(1))  # wrong: arg-type
+
+
+# Again for: with_ctx
+async def calls_of_coroutine() -> None:
     assert_type(await coroutine(1), float)
-    assert_type(coroutine.enqueue(1).result(), float)
-    assert_type(coroutine.enqueue(number=1, word="a").id, str)
-    assert_type(await (await coroutine.aenqueue(1, word="a")).aresult(timeout=5), float)
-    assert_type(coroutine.enqueue_many([coroutine.call(1, "a")])[0].result(), float)
-    assert_type(coroutine.using(delay="5m", key="k").using(priority=3).enqueue(1).result(), float)
-    assert_type(await with_ctx(1), float)
-    assert_type(with_ctx.enqueue(1).result(), float)
-    assert_type(with_ctx.enqueue(number=1, word="a").id, str)
-    assert_type(await (await with_ctx.aenqueue(1, word="a")).aresult(timeout=5), float)
-    assert_type(with_ctx.enqueue_many([with_ctx.call(1, "a")])[0].result(), float)
-    assert_type(with_ctx.using(delay="5m", key="k").using(priority=3).enqueue(1).result(), float)
-    assert_type(with_sync_ctx(1), float)
-    assert_type(with_sync_ctx.enqueue(1).result(), float)
-    assert_type(with_sync_ctx.enqueue(number=1, word="a").id, str)
-    assert_type(await (await with_sync_ctx.aenqueue(1, word="a")).aresult(timeout=5), float)
-    assert_type(with_sync_ctx.enqueue_many([with_sync_ctx.call(1, "a")])[0].result(), float)
-    assert_type(with_sync_ctx.using(delay="5m", key="k").using(priority=3).enqueue(1).result(), float)
-    assert_type(plain_on_mail(1), float)
-    assert_type(plain_on_mail.enqueue(1).result(), float)
-    assert_type(plain_on_mail.enqueue(number=1, word="a").id, str)
-    assert_type(await (await plain_on_mail.aenqueue(1, word="a")).aresult(timeout=5), float)
-    assert_type(plain_on_mail.enqueue_many([plain_on_mail.call(1, "a")])[0].result(), float)
-    assert_type(plain_on_mail.using(delay="5m", key="k").using(priority=3).enqueue(1).result(), float)
-    assert_type(await coroutine_on_mail(1), float)
-    assert_type(coroutine_on_mail.enqueue(1).result(), float)
-    assert_type(coroutine_on_mail.enqueue(number=1, word="a").id, str)
-    assert_type(await (await coroutine_on_mail.aenqueue(1, word="a")).aresult(timeout=5), float)
-    assert_type(coroutine_on_mail.enqueue_many([coroutine_on_mail.call(1, "a")])[0].result(), float)
-    assert_type(coroutine_on_mail.using(delay="5m", key="k").using(priority=3).enqueue(1).result(), float)
-    assert_type(await with_ctx_on_mail(1), float)
-    assert_type(with_ctx_on_mail.enqueue(1).result(), float)
-    assert_type(with_ctx_on_mail.enqueue(number=1, word="a").id, str)
-    assert_type(await (await with_ctx_on_mail.aenqueue(1, word="a")).aresult(timeout=5), float)
-    assert_type(with_ctx_on_mail.enqueue_many([with_ctx_on_mail.call(1, "a")])[0].result(), float)
-    assert_type(with_ctx_on_mail.using(delay="5m", key="k").using(priority=3).enqueue(1).result(), float)
-    assert_type(with_sync_ctx_on_mail(1), float)
-    assert_type(with_sync_ctx_on_mail.enqueue(1).result(), float)
-    assert_type(with_sync_ctx_on_mail.enqueue(number=1, word="a").id, str)
-    assert_type(await (await with_sync_ctx_on_mail.aenqueue(1, word="a")).aresult(timeout=5), float)
-    assert_type(with_sync_ctx_on_mail.enqueue_many([with_sync_ctx_on_mail.call(1, "a")])[0].result(), float)
-    assert_type(with_sync_ctx_on_mail.using(delay="5m", key="k").using(priority=3).enqueue(1).result(), float)
+    await coroutine("one")  # wrong: arg-type
+    needs_text(await coroutine(1))  # wrong: arg-type
 
 
 async def a_task_is_a_callable() -> None:
@@ -109,10 +78,21 @@ async def a_task_is_a_callable() -> None:
     await assert_type(with_ctx(1), Coroutine[Any, Any, float])
 
 
+async def the_context_is_injected(ctx: Ctx, sync_ctx: SyncCtx) -> None:
+    with_ctx.enqueue(ctx, 1)  # wrong: arg-type
+    with_sync_ctx.enqueue(sync_ctx, 1)  # wrong: arg-type
+    with_ctx.enqueue(1, ctx=ctx)  # wrong: call-arg
+    with_sync_ctx.enqueue(1, ctx=sync_ctx)  # wrong: call-arg
+
+
 def options() -> None:
     plain.using(delay=5, queue="mail", max_attempts=3, keep=timedelta(days=1), result_ttl="1h").enqueue(1)
     plain.using(expires="1d", subject="order 5", correlation_id="c").enqueue(1)
     plain.using(debounce="30s", key="k").using(key="k", unique_for=timedelta(hours=1)).enqueue(1)
+    plain.using(dely="5m")  # wrong: call-arg
+    with_ctx.using(prioritty=3)  # wrong: call-arg
+    with_sync_ctx.using(priority="high")  # wrong: arg-type
+    coroutine.using("5m")  # wrong: call-arg
 
 
 @app.task()
@@ -133,6 +113,22 @@ def with_empty_options() -> None: ...
 )
 def with_many_options(day: str) -> list[str]:
     return [day]
+
+
+@app.task(que="mail")  # wrong: call-overload?
+def misspelt(number: int) -> None: ...
+
+
+@app.task(max_attemps=5)  # wrong: call-overload?
+async def misspelt_with_ctx(ctx: Ctx, number: int) -> None: ...
+
+
+@app.task(max_attempts="five")  # wrong: call-overload?
+def mistyped(number: int) -> None: ...
+
+
+@app.task(isolation="fork")  # wrong: call-overload?
+def with_unknown_isolation(number: int) -> None: ...
 
 
 @app.task
@@ -159,6 +155,11 @@ def with_sync_ctx_and_any_keywords(ctx: SyncCtx, **more: Any) -> int:
     return len(more)
 
 
+@app.task
+def words(text: str) -> list[str]:
+    return text.split()
+
+
 def other_shapes() -> None:
     assert_type(with_empty_options.enqueue().result(), None)
     assert_type(with_many_options.enqueue("today").result(), list[str])
@@ -167,9 +168,41 @@ def other_shapes() -> None:
     assert_type(with_ctx_and_keywords.enqueue(1, 2, word="a", tax=0.5).result(), str)
     assert_type(with_ctx_and_any_keywords.enqueue(tax=0.5, word="a").result(), int)
     assert_type(with_sync_ctx_and_any_keywords.enqueue(tax=0.5, word="a").result(), int)
+    words.enqueue_many([plain.call(1)])  # wrong: list-item
 
 
-# A first parameter that would take a context, because it takes anything, is no context.
+# A plain function takes a `SyncCtx`, a coroutine a `Ctx`.
+
+
+@app.task  # wrong: arg-type?
+def ctx_in_a_plain_function(ctx: Ctx, number: int) -> int:
+    return number
+
+
+@app.task  # wrong: arg-type?
+def ctx_alone_in_a_plain_function(ctx: Ctx) -> None: ...
+
+
+@app.task  # wrong: arg-type?
+def ctx_and_payload_in_a_plain_function(ctx: Ctx, body: dict[str, Any]) -> Any:
+    return body
+
+
+@app.task  # wrong: arg-type?
+async def sync_ctx_in_a_coroutine(ctx: SyncCtx, number: int) -> int:
+    return number
+
+
+@app.task  # wrong: arg-type?
+async def sync_ctx_alone_in_a_coroutine(ctx: SyncCtx) -> None: ...
+
+
+@app.task  # wrong: arg-type?
+async def sync_ctx_and_payload_in_a_coroutine(ctx: SyncCtx, body: dict[str, Any]) -> Any:
+    return body
+
+
+# A first parameter that would accept a context, because it accepts anything, is no context.
 
 
 @app.task
@@ -187,7 +220,7 @@ def takes_any(thing: Any, word: str = "") -> float:
     return len(word)
 
 
-@app.task(queue="mail")
+@app.task
 async def slowly_takes_any(thing: Any, word: str = "") -> float:
     return len(word)
 
@@ -209,9 +242,20 @@ def anything_is_an_argument() -> None:
     assert_type(slowly_takes_any.enqueue(thing=5, word="a").result(), float)
     assert_type(takes_any_alone.enqueue(5).result(), int)
     assert_type(any_to_any.enqueue(5).result(), Any)
+    takes_object.enqueue()  # wrong: call-arg
+    takes_object.enqueue(5, 6)  # wrong: arg-type
+    slowly_takes_object.enqueue()  # wrong: call-arg
+    slowly_takes_object.enqueue(5, 6)  # wrong: arg-type
+    takes_any.enqueue()  # wrong: call-arg
+    takes_any.enqueue(5, 6)  # wrong: arg-type
+    slowly_takes_any.enqueue()  # wrong: call-arg
+    slowly_takes_any.enqueue(5, 6)  # wrong: arg-type
+    slowly_takes_any.enqueue(5, "a", 6)  # wrong: call-arg
+    takes_any_alone.enqueue()  # wrong: call-arg
+    any_to_any.enqueue()  # wrong: call-arg
 
 
-# mypy stops checking a call of an overloaded function where an `Any` inside of an argument leaves it a choice:
+# mypy stops checking a call of an overloaded function where an `Any` inside an argument leaves it a choice:
 # a payload or a result of `dict[str, Any]` must leave none.
 
 
@@ -225,7 +269,7 @@ async def slow_payload(number: int, body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-@app.task(queue="mail")
+@app.task
 async def payload_with_ctx(ctx: Ctx, body: dict[str, Any]) -> dict[str, Any]:
     return body
 
@@ -253,6 +297,14 @@ async def any_inside() -> None:
     assert_type(payload_with_sync_ctx.enqueue({}).result(), dict[str, Any])
     assert_type(unknown.enqueue(1).result(), Any)
     assert_type(unknown_with_sync_ctx.enqueue(1).result(), Any)
+    payload.enqueue(1)  # wrong: call-arg
+    payload.enqueue("one", {})  # wrong: arg-type
+    payload_with_ctx.enqueue()  # wrong: call-arg
+    payload_with_ctx.enqueue("body")  # wrong: arg-type
+    payload_with_sync_ctx.enqueue()  # wrong: call-arg
+    payload_with_sync_ctx.enqueue("body")  # wrong: arg-type
+    text: str = payload_with_ctx.enqueue({}).result()  # wrong: assignment
+    unknown.enqueue(text)  # wrong: arg-type
 
 
 @app.every("10m", overlap="skip")
@@ -282,6 +334,11 @@ async def schedules() -> None:
     assert_type(daily.enqueue(4).result(), float)
     app.schedules.create("one", daily.call(7), "1h", catchup="all")
     await app.schedules.acreate("two", often, "1h", jitter="1m")
+    app.every("10m", overlop="skip")  # wrong: call-arg
+    app.every([10])  # wrong: arg-type
+    often.enqueue(1)  # wrong: call-arg
+    app.schedules.create("one", print, "1h")  # wrong: arg-type
+    app.schedules.create("one", often, "1h", pause_after="3")  # wrong: arg-type
 
 
 async def batches() -> None:
@@ -289,6 +346,8 @@ async def batches() -> None:
         assert_type(plain.enqueue(1).result(), float)
         assert_type(batch.fill(plain.call(n) for n in range(9)), int)
         batch.fill([plain.call(1), keyword_only.call(number=2)])
+        batch.fill([often])  # wrong: list-item
+        batch.wait("5s")  # wrong: arg-type
     async with app.batch("import") as other:
         assert_type(await other.afill([coroutine.call(1)]), int)
         assert_type(await plain.using(batch=other).aenqueue(1), Job[float])
@@ -297,3 +356,11 @@ async def batches() -> None:
     assert_type((await other.await_(5)).complete, bool)
     assert_type(batch.cancel(by="me", why="so"), int)
     assert_type([one.total for one in app.batches.list(name="import", active=True)], list[int])
+    app.batch()  # wrong: call-arg
+    app.batch("import", on_complet=often)  # wrong: call-arg
+    app.batch("import", on_complete=print)  # wrong: arg-type
+    app.batch("import", ok_at="all")  # wrong: arg-type
+    app.batches.list(nmae="import")  # wrong: call-arg
+    often.using(batch=batch.id)  # wrong: arg-type
+    text: str = batch.progress().total  # wrong: assignment
+    print(text)
