@@ -1,7 +1,7 @@
-"""Uses of tasks: mypy accepts each unmarked line and infers each type that `assert_type` names, and refuses marked lines.
+"""Uses of tasks: mypy accepts each unmarked line, infers each type that `assert_type` names, and refuses marked lines.
 
-A mark `wrong: arg-type` names the error that mypy reports. `wrong: arg-type?` marks a line that must be reported with any
-code: what mypy reports of overloads differs from version to version.
+A mark `wrong: arg-type` names the error that mypy reports. `wrong: arg-type?` marks a line that must be reported with
+any code: what mypy reports of overloads differs from version to version.
 
 The test checks this file twice, with `@app.task` and with options in its place, and repeats functions for other tasks.
 """
