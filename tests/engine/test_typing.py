@@ -13,6 +13,7 @@ SRC = Path(__file__).parents[2] / "src"
 FORMS = {"bare.py": "@app.task", "with_options.py": '@app.task(queue="mail", max_attempts=5)'}
 
 
+@pytest.mark.slow
 def test_right_uses_pass_and_keep_their_types(reported: dict[str, set[str]], marked: dict[str, str]) -> None:
     assert {line: codes for line, codes in reported.items() if line not in marked} == {}
 
