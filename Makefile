@@ -51,10 +51,10 @@ check: $(VENV)/.stamp  ## lint, format, types and layers: what CI runs before th
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-proof: $(VENV)/.stamp $(VENV)/.pgbouncer  ## show by kills, crashes and simulation that the promises hold (ARGS="--only P6 --seed 7")
+proof: $(VENV)/.stamp $(VENV)/.pgbouncer  ## show by kills, crashes and simulation that the promises hold: 8 minutes (ARGS="--only P6 --seed 7")
 	@$(BIN)/python -m tests.proof $(ARGS)
 
-proof-full: $(VENV)/.stamp $(VENV)/.pgbouncer  ## the same for up to 90 minutes
+proof-full: $(VENV)/.stamp $(VENV)/.pgbouncer  ## all rows and controls, in their long forms: up to 90 minutes
 	@$(BIN)/python -m tests.proof --full $(ARGS)
 
 bench: $(VENV)/.stamp  ## measure, beside what the bare database can do

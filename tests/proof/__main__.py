@@ -7,6 +7,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -54,12 +55,18 @@ def main() -> int:
 
 
 def _runs(given: argparse.Namespace, seed: int) -> list[Run]:
-    """List the runs in the order of the table: each row, and after it its controls."""
+    """List the runs in the order of the table: each row, and after it its controls, or the one whose turn it is."""
     found = []
     for row in table.rows(given.only):
-        controls = (*row.controls, *(row.in_full if given.full else ()))
+        if row.full_only and not given.full and not given.only:
+            continue
+        controls = (*row.controls, *row.in_full) if given.full else _in_turn(row.controls, seed)
         found += [Run(row, one, seed, given.full) for one in (None, *(() if given.no_controls else controls))]
     return found
+
+
+def _in_turn(controls: Sequence[str], seed: int) -> Sequence[str]:
+    return controls and [controls[seed % len(controls)]]
 
 
 if __name__ == "__main__":

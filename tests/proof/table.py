@@ -60,8 +60,9 @@ class Row:
     target: str
     run: Callable[[Setting], Figure]
     controls: tuple[str, ...]
-    in_full: tuple[str, ...] = ()  # further controls, which the short form has no time for
+    in_full: tuple[str, ...] = ()  # further controls; the short form runs one of `controls`, chosen by the seed
     of_speed: bool = False  # all that it measures is speed
+    full_only: bool = False  # the short form leaves it out, unless it is named
     takes: float = 0.5  # processors that it keeps busy, about: as many runs go side by side as there are
     control_takes: float = 0.5  # and without a defence
     patient: bool = False  # no clock has a part in it: it takes what the others leave free, and all of that

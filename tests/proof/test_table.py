@@ -139,3 +139,28 @@ def test_a_row_that_is_not_there_is_refused_and_those_that_are_there_are_named(m
         main()
     assert ended.value.code == 2
     assert "--only: there is no row P6,P7; the rows are P1, P2, P3" in capsys.readouterr().err
+
+
+def runs(monkeypatch, *words: str, seed: int) -> list[tuple[str, str | None]]:
+    monkeypatch.setattr("sys.argv", ["tests.proof", "--seed", str(seed), *words])
+    made: list[Run] = []
+    monkeypatch.setattr("tests.proof.abreast.lines", lambda runs, **more: made.extend(runs) or [])
+    monkeypatch.setattr("tests.proof.__main__.initialised", nullcontext)
+    monkeypatch.setattr("tests.proof.table.write", lambda lines, path: None)
+    main()
+    return [(run.row.id, run.control) for run in made]
+
+
+def test_a_short_proof_runs_one_control_of_each_row_and_the_next_seed_another(monkeypatch):
+    short = [runs(monkeypatch, seed=seed) for seed in range(6)]
+    for made in short:
+        assert [row for row, control in made if control is None] == [row for row, control in made if control]
+        assert not {"P4", "P9", "P10", "P16"} & {row for row, _ in made}
+    whole = runs(monkeypatch, "--full", seed=1)
+    assert {row for row, _ in whole} == {*table.names()}
+    for row in ("P2", "P12", "P22"):
+        assert {one for made in short for one in made if one[0] == row} == {one for one in whole if one[0] == row}
+
+
+def test_a_row_of_the_long_proof_is_run_when_it_is_named(monkeypatch):
+    assert [row for row, _ in runs(monkeypatch, "--only", "P4", seed=1)] == ["P4", "P4"]

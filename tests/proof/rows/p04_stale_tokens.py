@@ -502,6 +502,7 @@ ROW = Row(
     "100 % refused, 0 rows changed",
     run,
     controls=CONTROLS,
+    full_only=True,
     takes=1.0,
     control_takes=1.0,
 )

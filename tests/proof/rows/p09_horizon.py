@@ -272,6 +272,7 @@ ROW = Row(
     run,
     controls=("watermark",),
     of_speed=True,
+    full_only=True,
     takes=ALL,
     control_takes=ALL,
 )

@@ -279,6 +279,7 @@ ROW = Row(
     run,
     controls=("p10:only_for_sleepers", "p10:poll"),
     of_speed=True,
+    full_only=True,
     takes=ALL,
     control_takes=ALL,
 )

@@ -248,6 +248,7 @@ ROW = Row(
     run,
     controls=("depth:by_index",),
     of_speed=True,
+    full_only=True,
     takes=ALL,
     control_takes=ALL,
 )
