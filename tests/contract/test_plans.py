@@ -354,9 +354,9 @@ ASKED: dict[str, Asked] = {
         ops.finish([Finish(job(n, key=f"key {n}"), Change(State.SUCCEEDED, result="1")) for n in HUNDRED], now=NOW),
         {"finish_keyed": BY_ID | KEY},
     ),
-    "finish gone": Asked(
+    "finish plain, nothing kept": Asked(
         ops.finish([Finish(job(n, keep_ms=0), Change(State.SUCCEEDED)) for n in HUNDRED], now=NOW),
-        {"finish_gone": BY_ID},
+        {"finish_plain": BY_ID},
     ),
     "finish": Asked(
         ops.finish([Finish(job(n), FAILED) for n in HUNDRED], now=NOW),
@@ -899,7 +899,7 @@ STEPS = {
     "recall": 1000,
     "extend": 100 * 100,
     "finish plain": 100 * 200,
-    "finish gone": 100 * 200,
+    "finish plain, nothing kept": 100 * 200,
     "finish": 100 * 500,
     "settle": 100 * 200,
     "promote": 500,

@@ -78,9 +78,7 @@ def _finish(
     sections: tuple[str, ...] = ()
     params: dict[str, Any] = {"now": now}
     if Way.PLAIN in short:
-        leaves_nothing = not any(job.keep_ms for job, _ in finishes)
-        plain = "finish_gone" if leaves_nothing else "finish_plain"
-        sections += ("plain_held", plain) if borrowed else (plain, "ends_written")
+        sections += ("plain_held", "finish_plain") if borrowed else ("finish_plain", "ends_written")
     if Way.KEYED in short:
         sections += ("keyed_held", "finish_keyed") if borrowed else ("finish_keyed", "ends_written")
     if Way.BATCHED in short:

@@ -15,7 +15,7 @@ from psycopg import Connection, Cursor
 STEADY_PLANS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_bitmapscan": "off"}
 STEADY = frozenset({
     "await_claim", "claim", "claim_marked", "enqueue", "enqueue_one", "expirable", "expired_leases", "extend",
-    "finish_batched", "finish_gone", "finish_keyed", "finish_plain", "head", "heartbeat", "hold_parent", "next_due",
+    "finish_batched", "finish_keyed", "finish_plain", "head", "heartbeat", "hold_parent", "next_due",
     "next_fire", "progress", "recall",
 })  # fmt: skip
 

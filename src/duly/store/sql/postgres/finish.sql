@@ -46,24 +46,6 @@ kept as (
 )
 select count(*)::int as recorded from gone;
 
--- name: finish_gone
--- The same for a turn of jobs that all leave nothing behind.
-with input as materialized (
-    select one.key::uuid as id, held.key::bigint as token
-      from json_each(:plain::json) as held
-     cross join json_each_text(held.value) as one
-     order by id
-),
-gone as (
-    delete from duly.duly_job
-     using input
-     where duly_job.id = any (array(select id from input)) and duly_job.id = input.id
-       and duly_job.token is not distinct from input.token
-       and state = 'running' and keep_ms = 0 and key is null and batch_id is null and schedule is null
-    returning 1
-)
-select count(*)::int as recorded from gone;
-
 -- name: ends_written
 -- Only SQLite counts by a statement of its own.
 

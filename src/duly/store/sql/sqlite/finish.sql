@@ -53,17 +53,6 @@ delete from duly_job
         where token = cast(held.key as integer) and state = 'running'
           and duly_job.key is null and batch_id is null and schedule is null);
 
--- name: finish_gone
--- The same for a turn of jobs that all leave nothing behind.
-delete from duly_job
- where id in (
-       select duly_job.id
-         from json_each(:plain) as held
-        cross join json_each(held.value) as one
-        cross join duly_job on duly_job.id = one.key
-        where token = cast(held.key as integer) and state = 'running' and keep_ms = 0
-          and duly_job.key is null and batch_id is null and schedule is null);
-
 -- name: ends_written
 -- How many ends the statement before this one has taken out.
 select changes() as recorded;
