@@ -40,7 +40,7 @@ from duly.store.ops import Mark, Replay
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.postgres.schema import bring_up_to_date
 from duly.store.sqlite.driver import SQLiteDriver
-from duly.store.statements import POSTGRES_ONLY, sections, spell, split
+from duly.store.statements import POSTGRES_ONLY, SQLITE_ONLY, sections, spell, split
 from tests.contract.stores import JOB_TERMS, NOW, PostgresStore, callback, definition, new_id
 
 DIALECTS: tuple[statements.Dialect, ...] = ("sqlite", "postgres")
@@ -319,11 +319,13 @@ def test_an_operation_gives_what_its_statements_take_and_nothing_else(dialect: s
 
 def test_both_dialects_have_the_same_sections() -> None:
     assert set(sections("sqlite")) == set(sections("postgres"))
-    common = [name for name in sections("postgres") if name not in POSTGRES_ONLY]
-    assert [name for name in sections("sqlite") if name not in POSTGRES_ONLY] == common
+    common = [name for name in sections("postgres") if name not in POSTGRES_ONLY | SQLITE_ONLY]
+    assert [name for name in sections("sqlite") if name not in POSTGRES_ONLY | SQLITE_ONLY] == common
 
 
-def test_sqlite_has_no_statements_where_only_postgres_has_something_to_do() -> None:
+def test_a_dialect_has_no_statements_where_only_the_other_has_something_to_do() -> None:
+    assert {name for name, parts in sections("postgres").items() if not parts} == SQLITE_ONLY == {"ends_written"}
+    assert sections("sqlite")["ends_written"]
     assert {name for name, parts in sections("sqlite").items() if not parts} == POSTGRES_ONLY
     assert all(sections("postgres")[name] for name in POSTGRES_ONLY)
     assert {
@@ -334,13 +336,12 @@ def test_sqlite_has_no_statements_where_only_postgres_has_something_to_do() -> N
 
 # On PostgreSQL, by the section before them.
 HANDED_ON = {"hold_lanes": {"walks", "lanes", "queue", "alone"}, "claim_lanes": {"walks", "lanes"}}
-# On SQLite, by a section of their own, which is empty on PostgreSQL.
-COUNTS_APART = {"plain_held", "keyed_held", "ends_written"}
+# On SQLite, by `ends_written`.
 COUNTED_APART = {"finish_plain", "finish_keyed", "finish_batched"}
 
 
 def test_both_dialects_take_the_same_parameters_in_each_section() -> None:
-    for section in sections("sqlite").keys() - COUNTS_APART - POSTGRES_ONLY:
+    for section in sections("sqlite").keys() - SQLITE_ONLY - POSTGRES_ONLY:
         taken = [
             {name for statement in spell(dialect, section, "named") for name in statement.parameters} - {"now"}
             for dialect in DIALECTS
@@ -369,9 +370,9 @@ def test_both_databases_answer_with_the_same_columns_each_named_once(tmp_path: P
                     assert not [row for c in cursors if c.description for row in c.fetchall()], section
                 for cursor in cursors:
                     cursor.close()
-            if section in COUNTS_APART | COUNTED_APART:
-                assert columns["sqlite" if section in COUNTS_APART else "postgres"] == [["recorded"]], section
-                assert columns["postgres" if section in COUNTS_APART else "sqlite"] == [], section
+            if section in SQLITE_ONLY | COUNTED_APART:
+                assert columns["sqlite" if section in SQLITE_ONLY else "postgres"] == [["recorded"]], section
+                assert columns["postgres" if section in SQLITE_ONLY else "sqlite"] == [], section
             elif section not in AS_ONE_VALUE | POSTGRES_ONLY:
                 assert columns["sqlite"] == columns["postgres"], section
             for names in columns["sqlite"]:
@@ -437,7 +438,7 @@ def test_no_text_in_the_sql_holds_what_split_cuts_at(file: Path) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_split_keeps_every_statement_whole(dialect: statements.Dialect) -> None:
     for section, parts in sections(dialect).items():
-        assert parts or section in (COUNTS_APART if dialect == "postgres" else POSTGRES_ONLY), section
+        assert parts or section in (SQLITE_ONLY if dialect == "postgres" else POSTGRES_ONLY), section
         for part in parts:
             assert re.match(r"(?:with|select|insert|update|delete)\b", part), section
             assert part.count("(") == part.count(")"), section

@@ -44,6 +44,9 @@ POSTGRES_ONLY = frozenset(
         "wait_for_lanes",
     }
 )
+# PostgreSQL counts in the statement that writes.
+SQLITE_ONLY = frozenset({"ends_written"})
+EMPTY: dict[Dialect, frozenset[str]] = {"sqlite": POSTGRES_ONLY, "postgres": SQLITE_ONLY}
 
 _SECTION = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _AGAIN = re.compile(r"^-- again: (.+)$", re.MULTILINE)
@@ -63,7 +66,7 @@ class Statement(NamedTuple):
 @cache
 def sections(dialect: Dialect) -> dict[str, tuple[str, ...]]:
     """Return the statements of every section of a dialect, by the section's name."""
-    found: dict[str, tuple[str, ...]] = dict.fromkeys(POSTGRES_ONLY, ()) if dialect == "sqlite" else {}
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(EMPTY[dialect], ())
     for file in sorted(files("duly.store.sql").joinpath(dialect).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):
             _, *parts = _SECTION.split(file.read_text("utf-8"))

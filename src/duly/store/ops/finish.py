@@ -17,10 +17,11 @@ from duly.store.op import TAIL, Finish, Held, Op, Rows, clean, ending, held_text
 def finish(
     finishes: Sequence[tuple[Claimed, Change]], *, borrowed: bool = False, now: int | None = None
 ) -> Op[dict[str, Verdict]]:
-    """Record how attempts ended, each fenced by its token; `borrowed` is for the connection of a caller.
+    """Record how attempts ended, each fenced by its token.
 
     Successes take a short way. What ends in different `ways` had better be finished apart: together, all rows are
-    locked beforehand.
+    locked beforehand. `borrowed` is for the connection of a caller. There every end takes the long way: the short ways
+    ask how many rows the last statement changed, and a caller's connection may have run another one since.
     """
     short: defaultdict[Way, defaultdict[int, dict[str, str | None]]] = defaultdict(lambda: defaultdict(dict))
     rest: list[dict[str, Any]] = []
@@ -30,15 +31,15 @@ def finish(
     for (job, change), way in zip(finishes, ways, strict=True):
         if change.result is not None:
             codec.check_json(change.result, f"the result of {job.task}")
-        if way is _LONG_WAY or (way is _BATCHED and (borrowed or not by_batch_alone)):
+        if borrowed or way is _LONG_WAY or (way is _BATCHED and not by_batch_alone):
             rest.append(_change(job, change))
         else:
             short[way][job.token][job.id] = change.result
-    op = _finish(short, rest, finishes, now, borrowed=borrowed)
+    op = _finish(short, rest, finishes, now)
     if not any(change["error"] for change in rest):
         return op
     bare = [_without_texts(change) for change in rest]
-    return replace(op, bare=lambda: _finish(short, bare, finishes, now, borrowed=borrowed))
+    return replace(op, bare=lambda: _finish(short, bare, finishes, now))
 
 
 class Way(StrEnum):
@@ -72,15 +73,13 @@ def _finish(
     rest: list[dict[str, Any]],
     finishes: Sequence[tuple[Claimed, Change]],
     now: int | None,
-    *,
-    borrowed: bool = False,
 ) -> Op[dict[str, Verdict]]:
     sections: tuple[str, ...] = ()
     params: dict[str, Any] = {"now": now}
     if Way.PLAIN in short:
-        sections += ("plain_held", "finish_plain") if borrowed else ("finish_plain", "ends_written")
+        sections += ("finish_plain", "ends_written")
     if Way.KEYED in short:
-        sections += ("keyed_held", "finish_keyed") if borrowed else ("finish_keyed", "ends_written")
+        sections += ("finish_keyed", "ends_written")
     if Way.BATCHED in short:
         sections += ("finish_batched", "ends_written", "ended_callbacks")
         params |= ending([], batches={job.batch_id for job, _ in finishes if job.batch_id is not None})

@@ -2,12 +2,6 @@
 -- short way: one row moves from `duly_job` to `duly_done`. Every other end is marked by `finish`, and the sections of
 -- `ended.sql` follow.
 
--- name: plain_held
--- Only SQLite counts by a statement of its own.
-
--- name: keyed_held
--- Only SQLite counts by a statement of its own.
-
 -- name: finish_plain
 -- Differs from SQLite: a delete can hand its rows to an insert, so both are one statement. By the order of the input and
 -- the walk along the primary key, rows are locked in the order of their ids, as everywhere.
@@ -45,9 +39,6 @@ kept as (
      where keep_ms > 0
 )
 select count(*)::int as recorded from gone;
-
--- name: ends_written
--- Only SQLite counts by a statement of its own.
 
 -- name: finish_keyed
 -- The short way out for a success with a key, which it keeps for its time. What is to run next under the key takes the
