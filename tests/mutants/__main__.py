@@ -14,9 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutants import fits, relocate
-from tests.mutants.catalogue import MUTANTS, Mutant
+from tests.mutants import catalogue, fits, generate
+from tests.mutants.catalogue import Mutant
 from tests.mutants.drill import judged
+from tests.mutants.relocate import relocate
 
 ROOT = Path(__file__).parent.parent.parent
 SECTION = re.compile(r"^(?=-- name: )", re.MULTILINE)
@@ -26,6 +27,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("-k", default="", metavar="TEXT", help="only mutants whose file, text or test contains this")
     parser.add_argument("-j", type=int, default=2, metavar="N", help="how many at once")
+    parser.add_argument(
+        "--generated", action="store_true", help="those that are made of the SQL, in place of the listed"
+    )
     parser.add_argument("--sample", type=int, default=sys.maxsize, metavar="N", help="only so many, chosen at random")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10_000), help="repeat the choice of another run")
     parser.add_argument(
@@ -34,13 +38,14 @@ def main() -> None:
     parser.add_argument(
         "--fits", action="store_true", help="run nothing: list the mutants whose text or tests are missing"
     )
-    parser.add_argument("--relocate", action="store_true", help="after code has moved: correct the file of each mutant")
+    parser.add_argument("--relocate", action="store_true", help="after code has moved: correct the lists")
     options = parser.parse_args()
-    if options.fits:
-        sys.exit(show_misfits())
+    mutants = generate.generated(ROOT) if options.generated else catalogue.load()
     if options.relocate:
-        relocate.show(relocate.relocate(ROOT))
-    chosen = [mutant for mutant in MUTANTS if options.k in " ".join(mutant)]
+        catalogue.save(relocate(ROOT, mutants))
+    if options.relocate or options.fits:
+        sys.exit(show_misfits(catalogue.load()))
+    chosen = [mutant for mutant in mutants if options.k in "\n".join(filter(None, mutant))]
     if not chosen:
         parser.error(f"no mutant contains {options.k!r}")
     if options.changed:
@@ -70,19 +75,22 @@ def changed(mutants: Sequence[Mutant], commit: str) -> list[Mutant]:
     return [mutant for mutant in mutants if any(mutant.old in part for part in parts[mutant.file])]
 
 
-def show_misfits() -> int:
+def show_misfits(mutants: Sequence[Mutant]) -> int:
     """Print the mutants that cannot be judged; return 1 if there are any."""
-    misfits = fits.misfits(ROOT, MUTANTS)
+    misfits = fits.misfits(ROOT, mutants)
     for mutant, reason in misfits.items():
         print(f"{mutant.file}  {mutant.tests}\n    {reason}\n    {mutant.old!r}")
-    print(f"{len(MUTANTS) - len(misfits)} of {len(MUTANTS)} mutants fit")
+    print(f"{len(mutants) - len(misfits)} of {len(mutants)} mutants fit")
     return 1 if misfits else 0
 
 
 def show(mutant: Mutant, verdict: str) -> bool:
-    print(f"{'SURVIVED' if verdict else 'red':<9} {mutant.file.removeprefix('src/duly/')}  {mutant.tests}", flush=True)
+    what = mutant.name or f"{mutant.file.removeprefix('src/duly/')}  {mutant.tests}"
+    print(f"{'SURVIVED' if verdict else 'red':<9} {what}", flush=True)
     if verdict:
-        print(f"          {verdict}\n          {mutant.old!r}\n       -> {mutant.new!r}", flush=True)
+        print(f"          {verdict}", flush=True)
+    if verdict and not mutant.name:
+        print(f"          {mutant.old!r}\n       -> {mutant.new!r}", flush=True)
     return not verdict
 
 

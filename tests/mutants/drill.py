@@ -72,7 +72,7 @@ def change(root: Path, mutant: Mutant, folder: Path) -> None:
     """Copy the package, compiled modules too, and change the copy."""
     shutil.copytree(root / "src", folder / "src")
     changed = folder / mutant.file
-    changed.write_text(changed.read_text("utf-8").replace(mutant.old, mutant.new), "utf-8")
+    changed.write_text(mutant.change(changed.read_text("utf-8")), "utf-8")
     for compiled in changed.parent.glob(f"__pycache__/{changed.stem}.*"):
         compiled.unlink()
 

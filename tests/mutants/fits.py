@@ -20,9 +20,7 @@ from tests.mutants.catalogue import Mutant
 
 def misfits(root: Path, mutants: Sequence[Mutant]) -> dict[Mutant, str]:
     """Return the mutants that cannot be judged, with the reason."""
-    collected = collect(
-        root, sorted({path for mutant in mutants for path in split(mutant)[0] if (root / path).exists()})
-    )
+    collected = collect(sorted({path for mutant in mutants for path in split(mutant)[0] if (root / path).exists()}))
     reasons = {mutant: without_text(root, mutant) or without_tests(mutant, collected) for mutant in mutants}
     return {mutant: reason for mutant, reason in reasons.items() if reason}
 
@@ -53,12 +51,14 @@ def split(mutant: Mutant) -> tuple[list[str], str]:
     return (words[:-2], words[-1]) if "-k" in words else (words, "")
 
 
-def collect(root: Path, tests: Sequence[str]) -> Collected:
+def collect(tests: Sequence[str]) -> Collected:
     """Find all tests of these files."""
     collected = Collected()
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        code = pytest.main(["--collect-only", "-q", f"--rootdir={root}", *tests], plugins=[collected])
+        code = pytest.main(
+            ["--collect-only", "-q", "-W", "ignore::pytest.PytestAssertRewriteWarning", *tests], plugins=[collected]
+        )
     if code:
         raise SystemExit(f"pytest could not collect the tests (exit code {code}):\n{output.getvalue()[-2000:]}")
     return collected
