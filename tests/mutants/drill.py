@@ -79,7 +79,8 @@ def change(root: Path, mutant: Mutant, folder: Path) -> None:
 
 def run(root: Path, mutant: Mutant, folder: Path, server: PostgresServer) -> tuple[int | None, str]:
     """Return the exit code of pytest, or None if it did not end, and what it printed."""
-    options = ["-x", "-q", "-p", "no:cacheprovider", f"--timeout={HANGS_AFTER_S}", f"--basetemp={folder / 'tmp'}"]
+    options = ["-x", "-q", "-p", "tests.mutants.quick_first", f"--timeout={HANGS_AFTER_S}"]
+    options += [f"--basetemp={folder / 'tmp'}", "-o", f"cache_dir={folder / 'cache'}"]
     tests = subprocess.Popen(
         [sys.executable, "-m", "pytest", *options, *shlex.split(mutant.tests)],
         cwd=root,
