@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.figures import Figure, Target, alone, compared
 from bench.schedules import worked
-from duly.app.tasks import Task
+from duly.app.task import Task
 from duly.bench.draining import ASYNC, TWO, Way, drain, fill
 from duly.bench.load import CAP, TENANTS
 from duly.bench.place import Place

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from bench.figures import Figure, Target, alone
-from duly.app.schedules import Defined, terms
+from duly.app.schedule_options import Defined, terms
 from duly.bench.picking import pick_ups
 from duly.bench.place import BenchFailed, Place
 from duly.duly import Duly

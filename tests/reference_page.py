@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from pkgutil import iter_modules
 from types import GenericAlias, ModuleType
-from typing import Any
+from typing import Any, get_overloads
 
 import click
 
 import duly
 from duly import duly as duly_class
 from duly import errors
-from duly.app import app, batches, context, dead, events, schedules, tasks
+from duly.app import app, batches, context, dead, events, schedule_options, schedules
+from duly.app.decorator import TaskDecorator
 from duly.cli import COMMANDS, main
 from duly.rules import backoff, control, durations
 from duly.rules.settings import Settings
@@ -363,12 +364,15 @@ def api_page() -> str:
         NOTE,
         "Sync calls are plain; each has an async twin with an `a` in front, which is left out here.",
     ]
-    skipped = {"spec", "settings", "driver", "dead", "schedules", "batches", "tasks"}
+    skipped = {"spec", "settings", "driver", "database", "dead", "schedules", "batches", "tasks"}
     lines += section("duly.Duly", duly.Duly, also=app.App, skip=skipped)
-    lines += ["### Options of `@app.task`", code_block(signature("task", tasks.define, drop=1))]
+    lines += [
+        "### Options of `@app.task`",
+        code_block(signature("task", get_overloads(TaskDecorator.__call__)[-1], drop=1)),
+    ]
     lines += ["### Filters of `list`", names_of(app.JobFilters)]
     lines += ["### Options of `worker`, `run` and `arun`", names_of(duly_class.WorkerOptions)]
-    read = inspect.signature(schedules._terms).parameters.values()
+    read = inspect.signature(schedule_options._terms).parameters.values()
     shown = ", ".join(f"`{one.name}={one.default!r}`" for one in read if one.name not in ("when", "name"))
     lines += ["### Options of `every` and `schedules.create`", shown]
     lines += section("duly.Task", duly.Task)
@@ -511,7 +515,8 @@ ALIASES = {
     "App": "Duly",
     "R_co": "R",
     r"backoffs\.Backoff": "Backoff",
-    r"keys\.Key": "str | Callable[..., str]",
+    r"(?:keys\.)?Key": "str | Callable[..., str]",
+    "Adds": "Batch",
     "When": "str | float | timedelta",
 }
 

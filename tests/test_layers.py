@@ -12,14 +12,9 @@ LONGEST_FILE, LONGEST_FUNCTION, MOST_AT_THE_TOP = 500, 40, 16
 
 # Names that are longer, and how long they may be. These lists may only shrink.
 LONG_FILES: dict[str, int] = {
-    "app/app.py": 792,
-    "app/schedules.py": 707,
-    "app/tasks.py": 614,
     "worker/worker.py": 819,
 }
 LONG_FUNCTIONS: dict[str, int] = {
-    "app/tasks.py:define": 60,
-    "app/tasks.py:using": 64,
     "store/ops/read.py:_record": 51,
     "store/schedules.py:_listed": 52,
     "worker/lanes.py:_go_round": 42,

@@ -4,10 +4,10 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from duly.app.app import Job
     from duly.app.batches import Batch
     from duly.app.context import Ctx, SyncCtx
-    from duly.app.tasks import Call, Task
+    from duly.app.job import Job
+    from duly.app.task import Call, Task
     from duly.duly import Duly
     from duly.rules import backoff
     from duly.rules.control import Cancel, Retry, Snooze
@@ -18,15 +18,15 @@ __version__ = "0.1.0"
 # Imported when first used: `duly --version`, and pytest with our plugin, need none of it.
 _HOMES = {
     "Batch": "duly.app.batches",
-    "Call": "duly.app.tasks",
+    "Call": "duly.app.task",
     "Cancel": "duly.rules.control",
     "Ctx": "duly.app.context",
     "Duly": "duly.duly",
-    "Job": "duly.app.app",
+    "Job": "duly.app.job",
     "Retry": "duly.rules.control",
     "Snooze": "duly.rules.control",
     "SyncCtx": "duly.app.context",
-    "Task": "duly.app.tasks",
+    "Task": "duly.app.task",
 }
 
 

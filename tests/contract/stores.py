@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 
+from duly.app.database import Database
 from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreRefused
 from duly.model import (
     BatchRecord,
@@ -337,3 +338,10 @@ def spoiled(op: Op[Any]) -> Op[Any]:
 
 def held(job: Claimed) -> Held:
     return Held(job.id, job.token)
+
+
+def database_of(store: Store) -> Database:
+    """Return the database that an app on this store has."""
+    database = Database({})
+    database.driver = store.driver
+    return database

@@ -29,7 +29,7 @@ from duly.errors import ConfigError, LeaseLost
 from duly.model import Enqueued, NewJob, Terms
 from duly.store import caller, ops
 from duly.store.op import Op
-from tests.contract.stores import NOW, PostgresStore, SQLiteStore, Store, new_id, spoiled
+from tests.contract.stores import NOW, PostgresStore, SQLiteStore, Store, database_of, new_id, spoiled
 from tests.servers.postgres import PostgresServer
 
 
@@ -431,7 +431,7 @@ def test_j09_what_else_a_callers_connection_writes_does_not_count_as_an_end(tmp_
         conn.exec_driver_sql("create table notes (n)")
         conn.exec_driver_sql("update duly_job set token = token + 1")  # another worker has it by now
         with pytest.raises(LeaseLost):
-            SyncCtx(Lease(job, cast("Any", None), store.driver, "duly", 0.0)).commit(conn)
+            SyncCtx(Lease(job, cast("Any", None), database_of(store), 0.0)).commit(conn)
     assert len(noted) > 2
     engine.dispose()
     store.close()
@@ -457,7 +457,7 @@ def test_k08_a_transaction_that_has_done_nothing_yet_can_finish_beside_who_write
 
     with engine.begin() as conn:
         conn.connection.driver_connection.execute("begin")
-        SyncCtx(Lease(job, cast("Any", None), store.driver, "duly", 0.0)).commit(conn)
+        SyncCtx(Lease(job, cast("Any", None), database_of(store), 0.0)).commit(conn)
     assert store.query("select id, state from duly_done") == [(job_id, "succeeded")]
     assert set(refused) == {"database is locked"}
     somebody.close()
@@ -477,7 +477,7 @@ def test_k08_a_job_with_a_key_or_in_a_batch_is_finished_on_a_callers_connection(
     [job] = store.claim(1)
     conn = sqlite3.connect(store.path, isolation_level=None)
     conn.execute("begin immediate")
-    SyncCtx(Lease(job, cast("Any", None), store.driver, "duly", 0.0)).commit(conn, result=7)
+    SyncCtx(Lease(job, cast("Any", None), database_of(store), 0.0)).commit(conn, result=7)
     conn.execute("commit")
     conn.close()
     assert store.query("select id, state, result from duly_done") == [(job_id, "succeeded", "7")]

@@ -17,7 +17,7 @@ from duly.model import DAY_MS, Change, Claimed, Enqueued, Envelope, Failure, New
 from duly.store import ops
 from duly.store.op import Finish, Held
 from duly.store.ops import Replay
-from tests.contract.stores import D1Store, PostgresStore, Store, new_id
+from tests.contract.stores import D1Store, PostgresStore, Store, database_of, new_id
 
 WINDOW = 30_000
 HOUR = 3_600_000
@@ -231,7 +231,7 @@ def test_b11_a_callers_commit_wakes_who_can_run_what_was_called_meanwhile(postgr
     debounce(store, "b")
     with psycopg.connect(postgres_url, autocommit=True) as worker, psycopg.connect(postgres_url) as conn:
         worker.execute("listen duly")
-        SyncCtx(Lease(job, cast("Any", None), store.driver, "duly", 0.0)).commit(conn)
+        SyncCtx(Lease(job, cast("Any", None), database_of(store), 0.0)).commit(conn)
         conn.commit()
         assert len(list(worker.notifies(timeout=5, stop_after=1))) == 1
     store.close()

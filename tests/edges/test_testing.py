@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx, testing
+from duly.app.database import Database
+from duly.app.enqueue import Enqueuing
 from duly.errors import ConfigError, JobError, KeyConflict
 from duly.model import State
 from duly.rules.settings import Settings
@@ -77,7 +79,7 @@ def test_an_app_gets_its_own_database_back_after_an_error(app: Duly, tmp_path: P
     with pytest.raises(ZeroDivisionError):
         fail()
     assert app.settings.url.path == str(tmp_path / "own.db")
-    assert "driver" not in app.__dict__
+    assert "driver" not in vars(app.database)
 
 
 def test_isolated_inside_isolated_is_a_third_database(app: Duly) -> None:
@@ -438,7 +440,7 @@ def test_the_clock_goes_on_when_the_with_ends(isolated: Duly) -> None:
         assert found(isolated, hello.enqueue().id).created_at == NOON.timestamp() * 1000
     created = found(isolated, hello.enqueue().id).created_at
     assert abs(created / 1000 - datetime.now(UTC).timestamp()) < 60
-    assert "execute" not in isolated.driver.__dict__
+    assert type(isolated.database) is Database
 
 
 def test_a_clock_without_a_moment_stands_at_the_present(isolated: Duly) -> None:
@@ -729,9 +731,9 @@ def test_inline_keeps_keys(isolated: Duly) -> None:
 
 
 def test_inline_inside_inline_is_refused(app: Duly) -> None:
-    with testing.inline(app), pytest.raises(ConfigError, match="holds already"), testing.inline(app):
+    with testing.inline(app), pytest.raises(ConfigError, match="is active already"), testing.inline(app):
         pass
-    assert "_enqueue" not in app.__dict__
+    assert type(app.tasks.enqueuing) is Enqueuing
 
 
 def test_a_job_that_enqueues_itself_for_ever_is_refused_inline(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:

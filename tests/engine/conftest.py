@@ -74,7 +74,7 @@ def apps(where: tuple[str, str]) -> Iterator[Callable[..., Duly]]:
     def make(**options: Any) -> Duly:
         app = Duly(url, **{"lease": "2s", "poll": "100ms", **options})
         if kind == "d1":
-            app.__dict__["driver"] = _d1_driver(url)
+            app.database.driver = _d1_driver(url)
         made.append(app)
         return app
 

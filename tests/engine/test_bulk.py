@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from duly import Duly, SyncCtx
+from duly.app.enqueue import CHUNK
 from duly.app.lease import Asked, current
-from duly.app.tasks import CHUNK, Call, Task
+from duly.app.task import Call, Task
 from duly.errors import StoreUnavailable
 from duly.store.op import Op
 

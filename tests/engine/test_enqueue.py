@@ -231,7 +231,9 @@ def test_k01_another_payload_under_the_same_key_is_refused_and_the_holder_is_nam
 
     keyed = charge.using(key="order 1")
     first = keyed.enqueue(1)
-    with pytest.raises(KeyConflict, match=f"charge: the key is taken by job {first.id}, whose arguments") as raised:
+    with pytest.raises(
+        KeyConflict, match=f"charge: the key is taken by job {first.id}, which has other arguments"
+    ) as raised:
         keyed.enqueue(2)
     assert raised.value.existing_id == first.id
     work(app)

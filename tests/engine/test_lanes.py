@@ -499,7 +499,7 @@ def test_b07_limits_are_set_by_the_app_and_reset(app: Duly) -> None:
         ({"cap": "few"}, "cap= is 'few'"),
         ({"rate": "x"}, "rate= is 'x'"),
         ({"reset": True, "cap": 1}, "leave cap="),
-        ({}, "say what to limit"),
+        ({}, "give at least one of"),
         ({"depth": 5}, "not for a task"),
         ({"speed": 5}, "there is no limit 'speed'"),
     ],

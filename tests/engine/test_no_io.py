@@ -154,7 +154,7 @@ def enqueue(number):
 
 def through(task, number):
     task.enqueue(number)
-    task._app.close()
+    task._tasks.database.close()
 """
 
 SPAWNS = """

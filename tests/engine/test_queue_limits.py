@@ -32,7 +32,7 @@ LIMIT = Limit("queue", "mail", 10, None, None, None, None, 0, "ann", "so", None)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"queue": "mail"}, "say what to limit: depth=, ageing=, retry_share="),
+        ({"queue": "mail"}, "give at least one of depth=, ageing=, retry_share="),
         ({"depth": 5}, "give queue="),
         ({"task": "send", "depth": 5}, "depth= is not for a task"),
         ({"queue": "", "depth": 5}, "a name is not empty"),
@@ -181,8 +181,8 @@ def test_b09_a_full_queue_refuses_with_what_to_do_and_nothing_is_written(app: Du
     assert outside.snapshot() == before
     assert (told.value.queue, told.value.enqueued, told.value.code) == ("mail", 0, "queue_full")
     assert str(told.value) == (
-        "queue 'mail' is full: 3 jobs wait in it, and one more would exceed its limit of 3. Enqueue again when its "
-        "workers have caught up, or raise the limit: duly queues limit mail --depth …"
+        "queue 'mail' is full: 3 jobs wait in it, and one more would exceed its limit of 3. Retry later, "
+        "or raise the limit: duly queues limit mail --depth …"
     )
     other.enqueue()
     send.using(queue="default").enqueue(5)
@@ -204,7 +204,7 @@ def test_b09_a_queue_takes_jobs_again_when_some_have_been_run(app: Duly) -> None
 def test_b09_enqueue_many_refuses_chunk_by_chunk_and_says_how_many_it_took(
     app: Duly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.app.tasks.CHUNK", 10)
+    monkeypatch.setattr("duly.app.task.CHUNK", 10)
 
     @app.task(queue="mail")
     def send(n: int) -> None: ...

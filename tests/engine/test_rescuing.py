@@ -33,7 +33,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Duly]:
     if request.param == "d1":
         driver = D1Driver(D1Mannered(tmp_path / "d1.db"))
         driver.migrate()
-        made.__dict__["driver"] = driver
+        made.database.driver = driver
 
     @made.task(lease="30ms")
     def work() -> None: ...

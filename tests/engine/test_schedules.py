@@ -211,7 +211,7 @@ def test_s04_a_decision_on_what_is_no_longer_so_changes_nothing(
     [due] = app.driver.run(schedules.due(limit=10, now=clock.ms))
     app.schedules.pause("hourly", by="ada", why="rest")
     before = outside.snapshot()
-    run = firing.Run(app._new_id(), clock.ms, 0, due.envelope)
+    run = firing.Run(app.database.new_id(), clock.ms, 0, due.envelope)
     stale = firing.Firing("hourly", due.revision, clock.ms + 1, runs=(run,))
     assert app.driver.run(schedules.fire([stale], now=clock.ms)) == []
     assert outside.snapshot() == before
@@ -224,7 +224,7 @@ def test_s04_what_was_fired_is_not_fired_again_whatever_anybody_decides(
     clock.advance("1h")
     drain(app)
     [due] = app.driver.run(schedules.one("hourly", now=clock.ms))
-    again = firing.Run(app._new_id(), clock.ms, 0, due.envelope)
+    again = firing.Run(app.database.new_id(), clock.ms, 0, due.envelope)
     app.driver.run(schedules.fire([firing.Firing("hourly", due.revision, due.next_at, runs=(again,))], now=clock.ms))
     drain(app)
     assert ran == [NOON + HOUR]
@@ -896,7 +896,7 @@ def test_s11_jitter_spreads_runs_and_the_record_keeps_the_time_without_it(app: D
         ({"when": "1h", "grace": "-1s"}, "grace="),
         ({"when": "1h", "grace": 0}, "at least 1s"),
         ({"when": "1h", "overlop": "skip"}, "did you mean overlap="),
-        ({"when": print}, "needs to know when"),
+        ({"when": print}, "needs a rule"),
         ({"when": "1h", "jitter": "soon"}, "jitter="),
         ({"when": "1h", "pause_after": 0}, "pause_after="),
         ({}, "nothing"),
@@ -1057,7 +1057,7 @@ def test_s08_a_backfill_of_what_the_record_has_forgotten_wants_force(
 
 def test_s08_what_stands_in_code_is_not_taken_over(apps: Callable[..., Duly]) -> None:
     app = scheduled(apps, report=("1h", {}))
-    with frozen(app, NOON), pytest.raises(ScheduleExists, match="stands in code"):
+    with frozen(app, NOON), pytest.raises(ScheduleExists, match="is defined in code"):
         app.schedules.create("report", app.tasks["report"], "2h", replace=True)
 
 

@@ -452,11 +452,11 @@ def test_an_end_is_not_held_back_which_others_can_have_something_of(app: Duly) -
     for lane, worth in ((None, False), ("work:x", True)):
         worker.soon = 5
         job: Any = SimpleNamespace(id="j", task="t", lane=lane, attempt=1, max_attempts=5, crashes=0)
-        worker.ended(Lease(job, definition, app.driver, "duly", 0.0), Succeeded())
+        worker.ended(Lease(job, definition, app.database, 0.0), Succeeded())
         assert worker._is_worth_recording() is worth
     worker._ended.clear()
     worker.soon = 5
-    worker.give_back(Lease(job, definition, app.driver, "duly", 0.0))
+    worker.give_back(Lease(job, definition, app.database, 0.0))
     assert worker._is_worth_recording()
 
 

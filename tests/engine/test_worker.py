@@ -42,7 +42,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Duly]:
         driver.migrate()
         driver.database.calls = 0
         driver.database.lose = lambda call: call % 7 == 0
-        made.__dict__["driver"] = driver
+        made.database.driver = driver
     yield made
     made.close()
 
@@ -529,7 +529,7 @@ def test_j21_a_stalled_handler_is_reported_while_its_lease_is_valid(app: Duly) -
 
 def test_j19_a_task_that_nobody_knows_is_parked_and_woken_by_a_worker_that_does(app: Duly, tmp_path: Path) -> None:
     other = Duly()
-    other.__dict__["driver"] = app.driver
+    other.database.driver = app.driver
 
     @other.task
     def unknown() -> str:
@@ -556,7 +556,7 @@ def test_j19_a_task_that_nobody_knows_is_parked_and_woken_by_a_worker_that_does(
 
 def test_j19_a_newer_schema_version_is_parked_and_woken_by_a_worker_that_knows_it(app: Duly) -> None:
     newer = Duly()
-    newer.__dict__["driver"] = app.driver
+    newer.database.driver = app.driver
 
     @app.task(name="work")
     def old(a: int) -> str:
@@ -812,7 +812,7 @@ def test_j10_a_lease_that_ended_does_not_take_its_successor_along(app: Duly) -> 
         await work.aenqueue()
         job = (await app.driver.arun(ops.claim("default", limit=1, token=new_token(), worker="w")))[0]
         # Given back and claimed again by one turn, whose answers come in either order.
-        old, new = (Lease(job, app.tasks["work"].definition, app.driver, "duly", 0.0) for _ in range(2))
+        old, new = (Lease(job, app.tasks["work"].definition, app.database, 0.0) for _ in range(2))
         worker._held[job.id] = new
         worker._let_go([(old, DONE)])
         assert worker.leases() == [new]

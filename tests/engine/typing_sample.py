@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 from duly import Ctx, Duly, SyncCtx
-from duly.app.app import Job
+from duly.app.job import Job
 
 app = Duly()
 

@@ -204,11 +204,8 @@ def producer(fleet: Fleet) -> Duly:
     from tests.proof import tasks
 
     app: Duly = import_module(fleet.app.partition(":")[0]).app
-    app.close()
-    app.__dict__.pop("driver", None)
-    app.__dict__.pop("settings", None)
-    app._given["url"], app._given["lease"] = fleet.url, fleet._environ["PROOF_LEASE"]
+    app.database.change(url=fleet.url, lease=fleet._environ["PROOF_LEASE"])
     tasks._ledger.clear()
     tasks._asides.clear()
-    app._new_id = Offered(lambda: fleet.ledger)
+    app.database.new_id = Offered(lambda: fleet.ledger)
     return app

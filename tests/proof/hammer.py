@@ -28,7 +28,7 @@ def main() -> None:
     """Play one part for so many seconds."""
     breaks.apply_named()
     part, seconds, seed = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-    tasks.app._new_id = Offered(tasks.ledger)
+    tasks.app.database.new_id = Offered(tasks.ledger)
     PARTS[part](time.monotonic() + seconds, random.Random(seed))
     tasks.app.close()
 

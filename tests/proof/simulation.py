@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from duly import Cancel, Ctx, Duly, Retry, Snooze
-from duly.app.tasks import Call
+from duly.app.task import Call
 from duly.errors import BatchSealed, DulyError
 from duly.model import QUEUED
 from duly.rules import backoff
@@ -310,7 +310,7 @@ async def _one_of_a_crowd(ctx: Ctx, crowd: int, place: int, key: str) -> None:
 
 
 def _process(ctx: Ctx) -> Process:
-    process: Process = ctx._lease.driver.process  # type: ignore[union-attr]
+    process: Process = ctx._lease.database.driver.process  # type: ignore[union-attr]
     return process
 
 

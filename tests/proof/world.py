@@ -21,10 +21,11 @@ from contextvars import Context, copy_context
 from types import SimpleNamespace
 from typing import Any
 
+from duly.app import database as app_database
 from duly.app.events import Events
 from duly.app.queue_depth import Depths
 from duly.app.schedules import Schedules
-from duly.app.tasks import Task
+from duly.app.tasks import Tasks
 from duly.duly import Duly
 from duly.errors import AnswerLost, StoreUnavailable
 from duly.rules import keys
@@ -333,11 +334,13 @@ def copied(template: Duly, gate: Gate, ids: Ids) -> Duly:
     """Make the app of one more process: to define its tasks anew for each would take longer than their jobs do."""
     app = copy.copy(template)
     app.events = Events()
-    app.tasks = {name: Task(app, task.definition) for name, task in template.tasks.items()}
-    app.schedules = Schedules(app)
-    app._new_id = ids
-    app._depths = Depths(gate._database.loop.time)
-    app.__dict__["driver"] = gate
+    database = app_database.Database({})
+    database.driver, database.new_id, database.depths = gate, ids, Depths(gate._database.loop.time)
+    database.settings = template.settings
+    app.tasks = Tasks(database)
+    for task in dict.fromkeys(template.tasks.values()):
+        app.tasks.add(task.definition)
+    app.schedules = Schedules(app.tasks)
     return app
 
 

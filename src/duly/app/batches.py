@@ -1,7 +1,7 @@
-"""Batches: many jobs that are one piece of work, with its progress and what follows when all of it is done.
+"""Batches: groups of jobs with a common progress, and callbacks when all of them have ended.
 
-A batch only labels its jobs and counts their ends; they are claimed, retried and rescued like any others. It is filled
-in chunks, so that memory stays flat however many there are.
+A batch labels its jobs and counts their ends; workers claim, retry and rescue them like any others. It is filled in
+chunks, so that memory use does not grow with the number of jobs.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar, Token
+from contextvars import Token
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from msgspec.structs import replace
 
-from duly.app import tasks
+from duly.app.database import Database
+from duly.app.enqueue import CHUNK, Adds, Answers, Request, filled_here, filling
 from duly.app.filters import checked
+from duly.app.job import pauses
 from duly.app.lease import Lease, current, heed, in_flight, parent
-from duly.app.tasks import CHUNK, Call, Task
-from duly.app.waits import pauses
+from duly.app.task import Call, Task
+from duly.app.tasks import Tasks, callback
 from duly.errors import BadArguments, BatchNotFound, BatchSealed, ConfigError, KeyConflict
 from duly.model import BatchRecord, Enqueued, Envelope, NewJob
 from duly.rules import envelope as envelopes
@@ -36,42 +38,23 @@ from duly.store.sequence import Steps
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from duly.app.app import App
-
 T = TypeVar("T")
 
 # In the class below `list` is a method.
 Records: TypeAlias = list[BatchRecord]
-Answers: TypeAlias = list[Enqueued]
-
-filling: ContextVar[Batch | None] = ContextVar("duly_batch", default=None)
-
-
-def batch_of(task: Task[..., Any, Any]) -> Batch | None:
-    """Give the batch that what is enqueued through a task belongs to: its own, or the one that is being filled here."""
-    if (own := task._using.batch) is not None:
-        return own
-    here = _filled_here()
-    return here if here is not None and here._app is task._app else None
-
-
-def _filled_here() -> Batch | None:
-    """Give the batch that is being filled; a handler that runs inside of somebody's `with` does not fill it by that."""
-    here = filling.get()
-    return here if here is not None and here._lease is current.get() else None
 
 
 class Batch:
-    """Many jobs that are one piece of work: `with app.batch("import") as batch:` fills it."""
+    """A group of jobs: `with app.batch("import") as batch:` fills it."""
 
-    def __init__(self, app: App, opening: Op[Opened | None], conn: Any = None) -> None:
-        self._app = app
+    def __init__(self, tasks: Tasks, opening: Op[Opened | None], conn: Any = None) -> None:
+        self._tasks = tasks
         self._opening = opening
         self._opened: Opened | None = None
-        self._place: int | None = None  # how many jobs were given to it here, where their order matters
-        self._entered: Token[Batch | None] | None = None
+        self._place: int | None = None  # how many jobs were added here, if their order matters
+        self._entered: Token[Adds | None] | None = None
         self._lease: Lease | None = None  # of the handler that fills it
-        # One after the other, where their order matters: of two who took one place, one would find it filled.
+        # Where the order matters, one add runs at a time: two adds at one place would take each other for done.
         self._turn, self._aturn = threading.RLock(), asyncio.Lock()
         self._asking = False
         self.conn = conn
@@ -79,7 +62,7 @@ class Batch:
     @classmethod
     def new(
         cls,
-        app: App,
+        tasks: Tasks,
         name: str,
         *,
         key: str | None,
@@ -87,20 +70,20 @@ class Batch:
         ok_at: float,
         conn: Any,
     ) -> Batch:
-        """Check what a batch is to be; nothing is written before it is entered."""
+        """Check the options of a batch. It is written when its `with` is entered."""
         named(name, "a batch's name=")
         if key is not None:
             keys.check_key(named(key, f"batch {name!r}: key="), f"batch {name!r}: key= is")
         _check_share(ok_at, f"batch {name!r}: ok_at=")
-        batch_id = app._new_id()
-        due = {what: _callback(app, task, f"batch {name!r}: {what}=", batch_id) for what, task in callbacks.items()}
+        batch_id = tasks.database.new_id()
+        due = {what: _callback(tasks, task, f"batch {name!r}: {what}=", batch_id) for what, task in callbacks.items()}
         opening = store.open_batch(batch_id, name, key=key, ok_at=float(ok_at), callbacks=Callbacks(**due))
-        return cls(app, opening, conn)
+        return cls(tasks, opening, conn)
 
     @classmethod
-    def known(cls, app: App, record: BatchRecord) -> Batch:
-        """Give a batch that is there, to add to it or to ask about it."""
-        batch = cls(app, store.open_batch(record.id, record.name, key=record.key))
+    def known(cls, tasks: Tasks, record: BatchRecord) -> Batch:
+        """Return a batch of the database, to add to it or to read its progress."""
+        batch = cls(tasks, store.open_batch(record.id, record.name, key=record.key))
         batch._opened = Opened(record.id, record.name, record.key, 0)
         return batch
 
@@ -109,39 +92,43 @@ class Batch:
 
     @property
     def id(self) -> str:
-        """The id by which the batch is found."""
+        """The id of the batch."""
         if self._opened is None:
-            raise ConfigError(f"batch {self.name!r} is not there yet: enter it, as in `with app.batch(…) as batch:`")
+            raise ConfigError(f"batch {self.name!r} does not exist yet: enter it, as in `with app.batch(…) as batch:`")
         return self._opened.id
 
     @property
     def name(self) -> str:
-        """The name, which is a label and may be that of other batches too."""
+        """The name: a label, which other batches may have too."""
         return self._opened.name if self._opened else str(self._opening.params["name"])
 
     @property
     def key(self) -> str | None:
-        """The key under which the batch is found again."""
+        """The key under which code that runs again finds the batch."""
         key: str | None = self._opening.params["key"]
         return key
+
+    @property
+    def _database(self) -> Database:
+        return self._tasks.database
 
     # Filling
 
     def __enter__(self) -> Batch:
-        self._enter(sequence.run(self._opens(), lambda op: self._app._add(op, self.conn)))
+        self._enter(sequence.run(self._opens(), lambda op: self._database.add(op, self.conn)))
         return self
 
     async def __aenter__(self) -> Batch:
-        self._enter(await sequence.arun(self._opens(), lambda op: self._app._aadd(op, self.conn)))
+        self._enter(await sequence.arun(self._opens(), lambda op: self._database.aadd(op, self.conn)))
         return self
 
     def _opens(self) -> Steps[Opened]:
         if self._opened is not None:
             raise ConfigError(f"{self!r} was entered before: make another one, or add to it with using(batch=…)")
-        if (outer := _filled_here()) is not None:
+        if (outer := filled_here()) is not None:
             raise ConfigError(f"batch {self.name!r} is entered inside {outer!r}: a job belongs to one batch at most")
         while (opened := (yield self._opening)) is None:
-            pass  # the one that had its key was pruned at this very moment
+            pass  # the batch with this key was pruned meanwhile
         return cast("Opened", opened)
 
     def _enter(self, opened: Opened) -> None:
@@ -163,21 +150,20 @@ class Batch:
             await self.aseal()
 
     def _leave(self, kind: type[BaseException] | None) -> bool:
-        """Say whether it is full now. One whose filling failed is not: it is filled on under its key, or cancelled."""
+        """Return whether to seal the batch. After an error it stays open, to be filled again under its key."""
         assert self._entered is not None
         filling.reset(self._entered)
         self._entered, self._place = None, None
         return kind is None
 
     def fill(self, calls: Iterable[Call[Any]]) -> int:
-        """Add any number of jobs, a thousand in one commit, and keep none of them: `batch.fill(f.call(x) for x in xs)`.
+        """Add any number of jobs, a thousand in one commit: `batch.fill(f.call(x) for x in xs)`. Returns how many.
 
-        Returns how many were given. The calls may be of several tasks. A key that is taken raises KeyConflict once all
-        the others are added.
+        The calls may be of several tasks. Raises KeyConflict for a key that is taken, after all other jobs were added.
         """
         given, taken = 0, None
         for task, chunk in self._chunks(calls):
-            answers = self._add(task, [chunk], before=given)
+            answers = self._add(self._request(task), [chunk], before=given)
             given, taken = given + len(chunk), taken or _conflict(answers)
         return self._given(given, taken)
 
@@ -185,7 +171,7 @@ class Batch:
         """Add any number of jobs, from a coroutine; the calls may come from an async iterator."""
         given, taken = 0, None
         async for task, chunk in self._achunks(calls):
-            answers = await self._aadd(task, [chunk], before=given)
+            answers = await self._aadd(self._request(task), [chunk], before=given)
             given, taken = given + len(chunk), taken or _conflict(answers)
         return self._given(given, taken)
 
@@ -222,63 +208,69 @@ class Batch:
     def _given(self, given: int, taken: Enqueued | None) -> int:
         if taken is not None:
             raise KeyConflict(
-                f"{self!r}: a key is taken by job {taken.id}, whose arguments are others; the others were added. "
-                "One key stands for one piece of work",
+                f"{self!r}: a key is taken by job {taken.id}, which has other arguments; the others were added. "
+                "Use one key for one piece of work",
                 taken.id,
             )
         return given
 
-    def _add(self, task: Task[..., Any, Any], chunks: Iterable[Sequence[NewJob]], *, before: int = 0) -> Answers:
-        """Add jobs of a task in order, and give what came of each. `before`: how many of the same call are added."""
-        conn = self._conn_for(task)
+    def _request(self, task: Task[..., Any, Any]) -> Request:
+        if task._tasks is not self._tasks:
+            raise ConfigError(f"{task.name} is a task of another app than {self!r}")
+        return Request(self._database, task.definition, task._terms(), task._using.conn, self)
+
+    def _add(self, request: Request, chunks: Iterable[Sequence[NewJob]], *, before: int = 0) -> Answers:
+        """Add jobs of a task in order, and return their answers. `before`: how many jobs this call added already."""
+        self._check(request)
         with nullcontext() if self._place is None else self._turn:
-            added = sequence.run(self._adding(task, chunks, before), lambda op: self._app._add(op, conn))
+            added = sequence.run(self._adding(request, chunks, before), lambda op: self._database.add(op, self.conn))
         self._staged()
         return added
 
-    async def _aadd(self, task: Task[..., Any, Any], chunks: Iterable[Sequence[NewJob]], *, before: int = 0) -> Answers:
-        conn, lease = self._conn_for(task), current.get()
+    async def _aadd(self, request: Request, chunks: Iterable[Sequence[NewJob]], *, before: int = 0) -> Answers:
+        self._check(request)
+        lease = current.get()
         with nullcontext() if lease is None else in_flight(lease):
             async with nullcontext() if self._place is None else self._aturn:
-                added = await sequence.arun(self._adding(task, chunks, before), lambda op: self._app._aadd(op, conn))
+                adding = self._adding(request, chunks, before)
+                added = await sequence.arun(adding, lambda op: self._database.aadd(op, self.conn))
         self._staged()
         return added
 
     def _staged(self) -> None:
-        """Have the driver look after what was written past it."""
+        """Wake up workers after a write on the caller's connection."""
         if self.conn is not None:
-            self._app.driver.mind_wal()
-            self._app.driver.woke()
+            self._database.woke()
 
-    def _conn_for(self, task: Task[..., Any, Any]) -> Any:
-        if "debounce_ms" in task._using.terms:
+    def _check(self, request: Request) -> None:
+        """Raise for jobs that cannot belong to this batch."""
+        name = request.definition.name
+        if request.terms.debounce_ms is not None:
             raise ConfigError(
-                f"{task.name}: using(debounce=…) inside of {self!r}: what is debounced may run as a later job, "
+                f"{name}: using(debounce=…) inside {self!r}: a debounced call may run as a later job, "
                 "and belongs to no batch. Enqueue it outside"
             )
-        if task._app is not self._app:
-            raise ConfigError(f"{task.name} is a task of another app than {self!r}")
-        conn = task._using.conn
-        if conn is not None and conn is not self.conn:
+        if request.database is not self._database:
+            raise ConfigError(f"{name} is a task of another app than {self!r}")
+        if request.conn is not None and request.conn is not self.conn:
             raise ConfigError(
-                f"{task.name}: using(conn=…) adds to {self!r}, which is not in that transaction and would wait for it: "
-                "write app.batch(…, conn=…), so that all of it commits as one"
+                f"{name}: using(conn=…) adds to {self!r}, which is not in that transaction and would wait for it. "
+                "Write app.batch(…, conn=…), so that both commit together"
             )
-        return self.conn
 
-    def _adding(self, task: Task[..., Any, Any], chunks: Iterable[Sequence[NewJob]], before: int) -> Steps[Answers]:
-        terms = replace(task._terms(), batch_id=self.id)
+    def _adding(self, request: Request, chunks: Iterable[Sequence[NewJob]], before: int) -> Steps[Answers]:
+        terms = replace(request.terms, batch_id=self.id)
         answers: Answers = []
         for chunk in chunks:
             while chunk and self._place is not None:
                 chunk = yield from self._in_order(terms, chunk, answers, before)
             if chunk:
-                yield from self._app._depths.admit(terms.queue, len(chunk), before=before + len(answers))
+                yield from self._database.depths.admit(terms.queue, len(chunk), before=before + len(answers))
                 answers += self._taken((yield store.add(terms, chunk, parent=parent()))).jobs
         return answers
 
     def _in_order(self, terms: Any, chunk: Sequence[NewJob], answers: Answers, before: int) -> Steps[Sequence[NewJob]]:
-        """Add a chunk at its place, or as much of it as is not there yet; gives what is left to be added."""
+        """Add the part of a chunk that is not in the batch yet, at its place. Returns the jobs left to add."""
         assert self._place is not None
         assert self._opened is not None
         begin = self._place
@@ -286,7 +278,7 @@ class Batch:
         placed = [replace(job, id=keys.id_in(self.id, begin + n)) for n, job in enumerate(chunk)]
         if not there:
             self._refuse_at_unknown_place()
-            yield from self._app._depths.admit(terms.queue, len(placed), before=before + len(answers))
+            yield from self._database.depths.admit(terms.queue, len(placed), before=before + len(answers))
             self._asking = True
             answer = yield store.add(terms, placed, filling=begin, parent=parent())
             self._asking = False
@@ -295,7 +287,7 @@ class Batch:
                 self._place += len(placed)
                 answers += added.jobs
                 return []
-            # Somebody has filled it further under the same key, or an answer was lost on its way.
+            # Another process has filled it further under the same key, or an answer was lost.
             self._opened = replace(self._opened, filled=added.filled)
             there = min(len(chunk), max(0, (added.filled or 0) - begin))
         self._place += there
@@ -304,15 +296,15 @@ class Batch:
         return chunk[there:]
 
     def _refuse_at_unknown_place(self) -> None:
-        """Refuse to go on where nobody knows how far it is filled: what comes next would be taken for what is there."""
+        """Raise if it is unknown how far the batch is filled: later jobs could be taken for earlier ones."""
         if self._asking:
             raise ConfigError(
-                f"{self!r} is filled in order, and adding to it failed before, or goes on in another thread: leave the "
-                "`with` by the error, and run it again under its key"
+                f"{self!r} has a key, so one thread fills it in order. An earlier add failed or is still running. "
+                "Let the error leave the `with`, and run it again under its key"
             )
 
     def _taken(self, added: Added, end: int | None = None) -> Added:
-        """Give what came of adding, or tell why nothing did."""
+        """Return the answer to an add, or raise if nothing was added."""
         if added.lost and (lease := current.get()) is not None:
             lease.lose()
         if added.filled is None or added.filled < (self._place or 0):
@@ -323,28 +315,28 @@ class Batch:
         return added
 
     def seal(self) -> None:
-        """Say that nothing more is added; leaving the `with` does it. It is complete when everything has ended."""
-        self._found(self._app._add(store.seal(self.id), self.conn))
+        """Close the batch for more jobs, as the end of the `with` does. It is complete when every job has ended."""
+        self._found(self._database.add(store.seal(self.id), self.conn))
         self._staged()
 
     async def aseal(self) -> None:
-        """Say that nothing more is added, from a coroutine."""
-        sealed = await self._app._aadd(store.seal(self.id), self.conn)
+        """Close the batch for more jobs, from a coroutine."""
+        sealed = await self._database.aadd(store.seal(self.id), self.conn)
         self._found(sealed)
         self._staged()
 
-    # Looking and changing
+    # Inspecting and changing
 
     def progress(self) -> BatchRecord:
-        """Say how far the batch is: pending, running, succeeded, partial, dead, cancelled, total, percent."""
-        return self._found(self._app.driver.run(store.get(self.id)))
+        """Read the progress: pending, running, succeeded, partial, dead, cancelled, total, percent."""
+        return self._found(self._database.run(store.get(self.id)))
 
     async def aprogress(self) -> BatchRecord:
-        """Say how far the batch is, from a coroutine."""
-        return self._found(await self._app.driver.arun(store.get(self.id)))
+        """Read the progress, from a coroutine."""
+        return self._found(await self._database.arun(store.get(self.id)))
 
     def wait(self, timeout: float | None = None) -> BatchRecord:
-        """Wait until the batch is complete; `timeout` in seconds, else as long as it takes."""
+        """Wait until the batch is complete. `timeout` is in seconds; without it there is no limit."""
         self._refuse_waiting()
         for pause in pauses(timeout):
             if (now := self.progress()).complete:
@@ -362,15 +354,15 @@ class Batch:
         raise TimeoutError(self._late(timeout))
 
     def cancel(self, *, by: str | None = None, why: str | None = None) -> int:
-        """End what does not run and ask what runs to stop; answers how many those were.
+        """Cancel the jobs that are not running and ask the others to stop. Returns how many jobs those are.
 
-        Nothing more is added, and what was not complete before is no success.
+        The batch takes no more jobs. Unless it was complete before, it is no success.
         """
-        return sequence.run(self._cancelling(by, why), self._app.driver.run)
+        return sequence.run(self._cancelling(by, why), self._database.run)
 
     async def acancel(self, *, by: str | None = None, why: str | None = None) -> int:
-        """Cancel the rest of the batch, from a coroutine."""
-        return await sequence.arun(self._cancelling(by, why), self._app.driver.arun)
+        """Cancel the batch, from a coroutine."""
+        return await sequence.arun(self._cancelling(by, why), self._database.arun)
 
     def _cancelling(self, by: str | None, why: str | None) -> Steps[int]:
         self._found((yield store.cancel(self.id, by=by, why=why)))
@@ -390,9 +382,11 @@ class Batch:
 
     def _refuse_waiting(self) -> None:
         if self._entered is not None:
-            raise ConfigError(f"{self!r} is being filled, and is not complete before the `with` is left: wait after it")
+            raise ConfigError(f"{self!r} is being filled, and cannot be complete inside its `with`: wait after it")
         if current.get() is not None:
-            raise ConfigError(f"{self!r}: a handler that waits for a batch holds a slot that its jobs may need")
+            raise ConfigError(
+                f"{self!r}: cannot wait for a batch inside a handler, because this can deadlock. Use on_complete="
+            )
 
     def _late(self, timeout: float | None) -> str:
         return f"{self!r} is not complete after {timeout:g} s" if timeout is not None else ""
@@ -402,28 +396,26 @@ def _conflict(answers: Answers) -> Enqueued | None:
     return next((answer for answer in answers if answer.conflict), None)
 
 
-def _callback(app: App, task: Task[..., Any, Any] | str | None, what: str, batch_id: str) -> str | None:
-    """Write the job that a batch adds, refusing what could not be called without arguments."""
+def _callback(tasks: Tasks, task: Task[..., Any, Any] | str | None, what: str, batch_id: str) -> str | None:
+    """Return the job that the batch adds as a callback; raise if the task cannot be called without arguments."""
     if task is None:
         return None
     if isinstance(task, str):
-        if task not in app.tasks:
+        if task not in tasks:
             raise ConfigError(f"{what}{task!r} names no task of this app")
-        task = app.tasks[task]
+        task = tasks[task]
     if not isinstance(task, Task):
         raise ConfigError(f"{what} is of type {type(task).__name__}: give a task, or the name of one")
-    if task._app is not app:
+    if task._tasks is not tasks:
         raise ConfigError(f"{what} {task.name} is a task of another app, whose workers would not find the job")
     if dropped := task._using.lost_in_callback:
-        raise ConfigError(
-            f"{what} {task.name} has using({dropped}=…), which a callback cannot keep: it runs when it is due"
-        )
+        raise ConfigError(f"{what} {task.name} has using({dropped}=…), which a callback cannot have")
     try:
         payload = task.definition.codec.encode_call((), {})
     except BadArguments as error:
         raise ConfigError(f"{what} is called without arguments (ctx.batch names the batch): {error}") from error
     envelope = envelopes.pack(Envelope(schema_version=task.definition.schema_version, batch=batch_id))
-    return tasks.callback(task, what, id=app._new_id(), payload=payload, envelope=envelope)
+    return callback(task, what, id=tasks.database.new_id(), payload=payload, envelope=envelope)
 
 
 def _check_share(share: Any, what: str) -> None:
@@ -432,7 +424,7 @@ def _check_share(share: Any, what: str) -> None:
 
 
 class BatchFilters(TypedDict, total=False):
-    """Which batches to list, and how many at most. `active`: those of which something is still to come."""
+    """Which batches to list, and how many at most. `active`: those that are not complete."""
 
     name: str | None
     key: str | None
@@ -445,26 +437,26 @@ class BatchFilters(TypedDict, total=False):
 class Batches:
     """The batches of an app."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
 
     def get(self, batch_id: str) -> Batch:
         """Find a batch by its id."""
-        return self._known(self._app.driver.run(store.get(batch_id)), batch_id)
+        return self._known(self._tasks.database.run(store.get(batch_id)), batch_id)
 
     async def aget(self, batch_id: str) -> Batch:
         """Find a batch, from a coroutine."""
-        return self._known(await self._app.driver.arun(store.get(batch_id)), batch_id)
+        return self._known(await self._tasks.database.arun(store.get(batch_id)), batch_id)
 
     def list(self, **filters: Unpack[BatchFilters]) -> Records:
-        """List batches and how far they are, newest first; for the next page give the last id as `before`."""
-        return self._app.driver.run(store.listing(**checked(filters, BatchFilters)))
+        """List batches and their progress, newest first. For the next page pass the last id as `before`."""
+        return self._tasks.database.run(store.listing(**checked(filters, BatchFilters)))
 
     async def alist(self, **filters: Unpack[BatchFilters]) -> Records:
         """List batches, from a coroutine."""
-        return await self._app.driver.arun(store.listing(**checked(filters, BatchFilters)))
+        return await self._tasks.database.arun(store.listing(**checked(filters, BatchFilters)))
 
     def _known(self, record: BatchRecord | None, batch_id: str) -> Batch:
         if record is None:
             raise BatchNotFound(f"no batch has the id {batch_id}")
-        return Batch.known(self._app, record)
+        return Batch.known(self._tasks, record)

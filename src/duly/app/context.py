@@ -174,17 +174,17 @@ class Ctx(_Context):
         assert self._lease is not None
         if caller.is_async(conn):
             return self._acommit(conn, op)
-        self._stage(conn, caller.run(conn, op, schema=self._lease.schema))
+        self._stage(conn, self._lease.database.add(op, conn))
         return _Done()
 
     async def _acommit(self, conn: Any, op: Op[dict[str, Verdict]]) -> None:
         assert self._lease is not None
-        self._stage(conn, await caller.arun(conn, op, schema=self._lease.schema))
+        self._stage(conn, await self._lease.database.aadd(op, conn))
 
     async def _run(self, op: Op[bool]) -> bool:
         assert self._lease is not None
         with in_flight(self._lease), _reporting() as report:
-            report.held = await self._lease.driver.arun(op)
+            report.held = await self._lease.database.arun(op)
         return report.held
 
 
@@ -209,12 +209,12 @@ class SyncCtx(_Context):
         """
         op = self._staged(result)
         assert self._lease is not None
-        self._stage(conn, caller.run(conn, op, schema=self._lease.schema))
+        self._stage(conn, self._lease.database.add(op, conn))
 
     def _run(self, op: Op[bool]) -> bool:
         assert self._lease is not None
         with _reporting() as report:
-            report.held = self._lease.driver.run(op)
+            report.held = self._lease.database.run(op)
         return report.held
 
 

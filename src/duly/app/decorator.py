@@ -1,15 +1,15 @@
-"""The decorator `app.task`, and how it is typed: wrong arguments, options and results are found by `mypy --strict`.
+"""The decorator `app.task` and its types: `mypy --strict` finds wrong arguments, options and results.
 
-It sometimes takes away the first parameter, the context. Two facts of mypy shape the overloads.
+The decorator removes the first parameter if it is the context. Two facts about mypy shape the overloads.
 
-`Callable[Concatenate[Ctx, P], R]` also matches a handler whose first parameter is `object` or `Any`, and would swallow
-it. So those handlers come first: they are the ones that take a class which nobody else knows.
+`Callable[Concatenate[Ctx, P], R]` also matches a handler whose first parameter is `object` or `Any`, and would remove
+it. So the overloads for those handlers come first: they require that the handler accepts a private class.
 
-When an argument contains `Any` (a `dict[str, Any]` somewhere in the handler) and two overloads match it, mypy gives up
-and answers `Task[Any, Any, Any]`. So no handler may match two overloads, and each says whom it leaves out: by an
-alternative of the union which only those match, and which asks for other values of P and R. mypy infers nothing from
-alternatives that disagree, and so the overload does not match. (Each such alternative is narrower than the first one;
-otherwise it would let handlers in.) This is also what reports `ctx: Ctx` in a plain function.
+If an argument contains `Any` (a `dict[str, Any]` somewhere in the handler) and two overloads match it, mypy returns
+`Task[Any, Any, Any]`. So no handler may match two overloads. Each overload excludes handlers by an alternative of its
+union that only they match, and that requires other values of P and R. mypy infers nothing from alternatives that
+disagree, and so the overload does not match. (Each such alternative is narrower than the first one; otherwise it would
+admit handlers.) This also reports `ctx: Ctx` in a sync function.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, final, overload
 
 from duly.app.context import Ctx, SyncCtx
+from duly.app.define import Errors, Isolation
 from duly.app.definition import OrderingDead
-from duly.app.tasks import Errors, Isolation, Task
+from duly.app.task import Task
 from duly.errors import ConfigError
 from duly.rules.backoff import Backoff
 from duly.rules.durations import Duration
@@ -36,15 +37,15 @@ Coro: TypeAlias = Coroutine[Any, Any, R]
 
 @final
 class _Stranger:
-    """Nothing but `object` and `Any` takes this as an argument."""
+    """Only `object` and `Any` accept this as an argument."""
 
 
 class _StrangeCoro(Coroutine[Any, Any, object]):  # object, not Never: mypy would simplify the alternative away
-    """Nothing but `Any` can be returned as this."""
+    """Only `Any` can be returned as this."""
 
 
 class _TakesAnything(Protocol[P, C_co]):
-    """A handler whose first parameter takes whatever it is given."""
+    """A handler whose first parameter accepts any value."""
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C_co: ...
@@ -53,13 +54,13 @@ class _TakesAnything(Protocol[P, C_co]):
 
 
 class _NamesCtx(Protocol[X_contra, P, C_co]):
-    """A handler whose first parameter is called `ctx`."""
+    """A handler whose first parameter has the name `ctx`."""
 
     def __call__(self, ctx: X_contra, *args: P.args, **kwargs: P.kwargs) -> C_co: ...
 
 
 class TaskDecorator:
-    """Makes tasks of functions, bare or with options."""
+    """Makes tasks of functions, with or without options."""
 
     def __init__(
         self, define: Callable[[Callable[..., Any], Mapping[str, Any]], Any], options: Mapping[str, Any] | None = None
@@ -156,7 +157,7 @@ class TaskDecorator:
     ) -> TaskDecorator: ...
     # No `/` after handler: mypy and pyright then find that the implementation does not fit the options.
     def __call__(self, handler: Callable[..., Any] | None = None, **options: Any) -> Any:
-        """Make a task of a function, or take the options for one."""
+        """Make a task of a function, or return a decorator with these options."""
         if handler is None:
             return TaskDecorator(self._define, {**self._options, **options})
         if not callable(handler):

@@ -1,7 +1,7 @@
-"""What happens, told to logs and to whoever listens.
+"""Events: log lines and calls of listeners for what happens to jobs and workers.
 
-The message of a log line is the event's name, past tense; what it is about stands in `extra`. Payloads are not told.
-A success is told at DEBUG and summed up now and then, every other outcome has its line.
+The message of a log line is the name of the event, its fields are in `extra`; payloads are never included. A success is
+logged at DEBUG and counted in a summary, every other outcome has a line at its own level.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _ENDED = {
 
 
 class Events:
-    """Tells the log and the listeners of an app what happens."""
+    """Sends the events of an app to the log and to its listeners."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
         self.counts: Counter[str] = Counter()
 
     def listen(self, listener: Listener) -> Listener:
-        """Call `listener(name, fields)` at every event; can be used as a decorator."""
+        """Call `listener(name, fields)` for every event. Can be used as a decorator."""
         self._listeners.append(listener)
         return listener
 
     def tell(self, name: str, level: int = logging.INFO, **fields: Any) -> None:
-        """Tell that something happened."""
+        """Log an event and call the listeners."""
         self.counts[name] += 1
         if log.isEnabledFor(level):
             log.log(level, name, extra=fields)
@@ -53,13 +53,13 @@ class Events:
 
     @property
     def hears_successes(self) -> bool:
-        """Whether anybody wants to hear of each success; mostly nobody does."""
+        """Whether each success is an event of its own. By default only the summary counts them."""
         return bool(self._listeners) or log.isEnabledFor(logging.DEBUG)
 
     def attempted(self, lease: Lease, change: Change, verdict: Verdict, ended_at: float) -> None:
-        """Tell how an attempt ended."""
+        """Report how an attempt ended."""
         if lease.staged and verdict in (Verdict.ALREADY, Verdict.GONE) and change.state is not State.SUCCEEDED:
-            # It succeeded when its own transaction committed; what came after that is told, and changes nothing.
+            # It succeeded when its own transaction committed. A later error is logged, and changes nothing.
             self.tell("job.raised_after_commit", logging.WARNING, **about(lease), error=_clipped(change.error))
             change = Change(State.SUCCEEDED)
         name, level = _named(change, verdict)
@@ -78,7 +78,7 @@ class Events:
 
 
 def about(lease: Lease) -> dict[str, Any]:
-    """Say which attempt of which job something is about; never its payload."""
+    """Return the fields that identify a job and its attempt, without its payload."""
     job = lease.job
     return {
         "job_id": job.id,

@@ -1,7 +1,8 @@
-"""Which jobs or batches a listing is asked for, as people say it."""
+"""Arguments that several calls share: the filters of listings, and the name of the user."""
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -11,15 +12,23 @@ from duly.rules.checks import moment
 
 
 def checked(filters: Mapping[str, Any], known: type) -> dict[str, Any]:
-    """Refuse filters that do not exist, and write moments as the database does."""
+    """Return filters with moments in milliseconds; raise for filters that do not exist."""
     names = known.__annotations__
     if unknown := [name for name in filters if name not in names]:
         raise ConfigError(f"there is no filter {unknown[0]}=: the filters are {', '.join(names)}")
-    said = dict(filters)
+    read = dict(filters)
     for name in ("since", "until"):
-        if isinstance(at := said.get(name), datetime):
-            said[name] = moment(at, f"{name}=")
-    limit = said.get("limit", 1)
+        if isinstance(at := read.get(name), datetime):
+            read[name] = moment(at, f"{name}=")
+    limit = read.get("limit", 1)
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise ConfigError(f"limit= is {limit!r}: give a whole number, 1 or more")
-    return said
+    return read
+
+
+def user() -> str:
+    """Return the name of the user who runs this process, for the audit log."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container may have no user name; Windows lacks the module
+        return "unknown"

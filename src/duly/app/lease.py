@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from duly.app.database import Database
 from duly.app.definition import Definition
 from duly.errors import JobTimeout, LeaseLost
 from duly.model import Claimed
@@ -22,8 +23,6 @@ from duly.store.op import Held
 
 if TYPE_CHECKING:
     import asyncio
-
-    from duly.store.driver import Driver
 
 
 class Asked(StrEnum):
@@ -43,8 +42,7 @@ class Lease(msgspec.Struct, eq=False):
 
     job: Claimed
     definition: Definition
-    driver: Driver
-    schema: str
+    database: Database
     claimed_at: float
     begun_at: float | None = None
     ended_at: float = 0.0  # when the handler ended

@@ -1,4 +1,4 @@
-"""Finds an app by its name, `module:app`, the way a worker and its child processes do."""
+"""Finds an app by its name, `module:app`, for workers, their child processes and commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from duly.app.app import App
 from duly.errors import ConfigError
 
-# A database named on the command line wins over the one named in the code; child processes must hear of it too.
+# A database named on the command line wins over the one in the code, in child processes too.
 FORCED_URL = "DULY_FORCED_URL"
 
 
@@ -21,13 +21,13 @@ A = TypeVar("A", bound=App)
 
 
 class CannotImport(ConfigError):
-    """The module is there, but its own code fails."""
+    """The module exists, but its code fails."""
 
 
 def find_app(spec: str, kind: type[A], *, url: str | None = None) -> A:
-    """Import `module:attribute` with the current folder first on the path; a file, `tasks.py`, will do too.
+    """Import `module:attribute`, with the current folder first on the path. A file, `tasks.py`, works too.
 
-    Without an attribute the module's only app is taken. `url` wins over the one that the app was made with.
+    Without an attribute, the only app of the module is returned. `url` replaces the database of the app.
     """
     module_name, attribute = _parts(spec)
     _current_folder_first()
@@ -45,7 +45,7 @@ def find_app(spec: str, kind: type[A], *, url: str | None = None) -> A:
 
 
 def _parts(spec: str) -> tuple[str, str]:
-    """Take `module:app` apart; a file becomes the module that it is from here."""
+    """Split `module:app`. A file becomes a module, relative to the current folder."""
     file, _, attribute = (part.strip() for part in spec.partition(":"))
     module = _module_of(file, spec) if file.endswith(".py") or "/" in file or os.sep in file else file
     if not module or module.startswith("."):
@@ -99,7 +99,7 @@ def _file_meant(name: str, folder: Path) -> str:
 
 
 def _refuse_namesake(module: Any, spec: str) -> None:
-    """Refuse a module that is another than the file of that name here: Python's own `queue`, say."""
+    """Raise if another module has the name of a file in this folder, such as Python's own `queue`."""
     name, found = module.__name__, getattr(module, "__file__", None)
     here = Path.cwd() / f"{name}.py"
     if here.exists() and not (found and os.path.exists(found) and here.samefile(found)):
@@ -113,7 +113,7 @@ def _cannot_import(spec: str, error: Exception) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Name the line of the person's own code at which an import went wrong."""
+    """Return the line of the user's own code at which an import failed."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     ours = str(Path(__file__).parents[1]) + os.sep
@@ -158,7 +158,7 @@ def _only_app(module: Any, spec: str) -> App:
 
 
 def _apps(module: Any) -> list[str]:
-    """Name the apps of a module, each once."""
+    """Return the names of the apps of a module, one for each app."""
     names: dict[int, str] = {}
     for name, value in vars(module).items():
         if isinstance(value, App):
@@ -170,7 +170,4 @@ def _force(app: App, url: str | None) -> None:
     if url is not None:
         os.environ[FORCED_URL] = url
     if forced := os.environ.get(FORCED_URL):
-        app.close()
-        app.__dict__.pop("driver", None)
-        app.__dict__.pop("settings", None)
-        app._given["url"] = forced
+        app.database.change(url=forced)

@@ -1,9 +1,9 @@
-"""How full queues are that take no more than so many jobs, as one app knows it.
+"""The depth of queues that have a limit, as one app knows it.
 
-The limit is soft: workers count what waits about once a second, and who enqueues adds what it has added itself since.
-Before anything is refused, it is counted anew, so that a queue that was emptied meanwhile takes jobs at once. Where no
-worker has counted for a while, the app counts by itself. An app whose queues have no limit reads a tiny table, once a
-second at most and only while it enqueues.
+The limit is soft: workers count the waiting jobs about once a second, and the app adds the jobs that it enqueued since.
+It counts again before it refuses a job, so that a queue that was emptied meanwhile takes jobs at once. If no worker has
+counted for a while, the app counts. An app whose queues have no limit reads a tiny table, at most once a second and
+only while it enqueues.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from duly.store.sequence import Steps
 
 LOOK_SECONDS = 1.0
 OLD_SECONDS = 5.0
-COUNT_SECONDS = 0.1  # between two counts of our own before something is refused
-SHARE = 20  # counts take this part of the time at most
+COUNT_SECONDS = 0.1  # between two counts of our own
+SHARE = 20  # counts take at most this part of the time
 
 
 class Depths:
-    """Lets jobs into queues, or refuses them."""
+    """Admits jobs to queues, or raises QueueFull."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,11 +33,11 @@ class Depths:
         self._depths: dict[str, Depth] = {}
 
     def lets_all_in(self, queue: str) -> bool:
-        """Say whether a queue is known to have no limit, as most have none: then `admit` need not be asked."""
+        """Return whether a queue is known to have no limit, as most queues. Then `admit` is not needed."""
         return queue not in self._depths and self._clock() < self._look_at
 
     def admit(self, queue: str, count: int, *, before: int = 0) -> Steps[None]:
-        """Refuse jobs that a queue has no room for. `before`: how many of the same call were enqueued already."""
+        """Raise QueueFull if a queue has no room. `before`: how many jobs the same call has enqueued already."""
         now = self._clock()
         if now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
@@ -65,7 +65,7 @@ class Depths:
 
 
 class Depth:
-    """How many jobs wait in a queue: a figure, and what was added here since it was true."""
+    """How many jobs wait in a queue: the last count, and the jobs added here since."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -76,31 +76,31 @@ class Depth:
 
     @property
     def now(self) -> int:
-        """How many there are, as far as we know."""
+        """The present depth, as far as known."""
         return self._figure + sum(count for _, count in self._added)
 
     def is_old(self, now: float) -> bool:
-        """Say whether nobody has counted for so long that we must."""
+        """Return whether the last count is too old."""
         return now - self._true_at > OLD_SECONDS
 
     def has_room(self, count: int) -> bool:
-        """Say whether so many more may come."""
+        """Return whether there is room for so many more jobs."""
         return self.now + count <= self.most
 
     def heard(self, figure: int, true_at: float) -> None:
-        """Take note of what somebody else has counted, if that is news."""
+        """Take the count of a worker, if it is newer."""
         if true_at > self._true_at:
             self._figure, self._true_at = figure, true_at
             while self._added and self._added[0][0] <= true_at:
                 self._added.popleft()
 
     def counted(self, figure: int, began: float, ended: float) -> None:
-        """Take note of what we have counted ourselves."""
+        """Take our own count."""
         self.heard(figure, began)
         self.count_at = ended + min(max(COUNT_SECONDS, SHARE * (ended - began)), LOOK_SECONDS)
 
     def added(self, count: int, now: float) -> None:
-        """Take note of what we are about to add; what comes in the same moment is kept as one."""
+        """Add jobs to the depth. Jobs of the same moment share an entry."""
         if self._added and now - self._added[-1][0] < COUNT_SECONDS / 10:
             _, before = self._added.pop()
             count += before
@@ -113,8 +113,7 @@ def _full(queue: str, depth: Depth, count: int, before: int) -> QueueFull:
     more = "one more" if count == 1 else f"{count:,} more"
     return QueueFull(
         f"queue {queue!r} is full: {waiting} in it, and {more} would exceed its limit of {depth.most:,}."
-        f"{enqueued} Enqueue again when its workers have caught up, or raise the limit: "
-        f"duly queues limit {queue} --depth …",
+        f"{enqueued} Retry later, or raise the limit: duly queues limit {queue} --depth …",
         queue,
         enqueued=before,
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from duly.app.tasks import Call, Task
+from duly.app.task import Call, Task
 from duly.duly import Duly
 from duly.rules import backoff
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from duly.app.tasks import Task
+from duly.app.task import Task
 from duly.bench import load
 from duly.bench.child import Child
 from duly.bench.draining import Way, check

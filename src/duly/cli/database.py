@@ -47,8 +47,7 @@ class Choice(NamedTuple):
             return Duly(self.url, schema=self.schema)
         app = find_app(self.target, Duly, url=self.url)
         if self.schema is not None:
-            app._given["schema"] = self.schema
-            app.__dict__.pop("settings", None)  # the import may have read them
+            app.database.change(schema=self.schema)
         return app
 
 

@@ -30,7 +30,7 @@ from duly.model import Attempt, JobRecord, State
 from duly.store import ops
 
 if TYPE_CHECKING:
-    from duly.app.app import Job
+    from duly.app.job import Job
     from duly.duly import Duly
 
 MAILS, MORE_MAILS, RECEIPTS, FLAKY, POISONS, LATER, TICKS = 160, 120, 20, 30, 4, 8, 1000

@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from duly.app.app import Job
+from duly.app.job import Job
 from duly.app.locate import find_app
-from duly.app.tasks import Task
+from duly.app.task import Task
 from duly.cli import output
 from duly.cli.options import json_option
 from duly.cli.queues import did_you_mean

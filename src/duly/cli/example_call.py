@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from duly.app.tasks import Task
+from duly.app.task import Task
 from duly.errors import BadArguments
 from duly.rules import codec
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from duly.app.app import user
+from duly.app.filters import user
 from duly.model import State
 from duly.rules.durations import to_ms
 

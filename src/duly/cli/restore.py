@@ -11,7 +11,7 @@ from typing import Any
 import click
 from msgspec import Struct
 
-from duly.app.app import user
+from duly.app.filters import user
 from duly.cli import output
 from duly.cli.backup import in_bytes, pages
 from duly.cli.database import Choice, database_options

@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 
 import click
 
-from duly.app.schedules import CHUNK, dues_from, refuse_forgotten, refuse_window, the_one
+from duly.app.backfill import CHUNK, dues_from, refuse_forgotten, refuse_window, the_one
 from duly.cli import output
 from duly.cli.database import with_app
 from duly.cli.options import bulk_options, by_option

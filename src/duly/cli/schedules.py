@@ -15,7 +15,7 @@ from typing import Any
 import click
 import msgspec
 
-from duly.app.schedules import CHUNK
+from duly.app.backfill import CHUNK
 from duly.cli import Named, output
 from duly.cli.database import with_app
 from duly.cli.options import audit_options, bulk_options, by_option

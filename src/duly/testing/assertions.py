@@ -7,20 +7,18 @@ from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from duly.app.tasks import Task
+from duly.app.task import Task
 from duly.errors import ConfigError, PayloadError
 from duly.model import JobRecord, State
 from duly.rules import codec
 from duly.rules.checks import moment
 from duly.rules.durations import Duration, describe, to_ms
 from duly.rules.signature import SignatureCodec
-
-if TYPE_CHECKING:
-    from duly.app.app import App
+from duly.store import ops
 
 SHOWN = 10
 PAGE = 1000
@@ -102,7 +100,7 @@ class _Wanted:
 
     def sorted(self) -> tuple[list[JobRecord], list[JobRecord]]:
         """Give the jobs of the task that are as wanted, and those that are not."""
-        jobs = list(_jobs(self._task._app, self._task.name))
+        jobs = list(_jobs(self._task))
         found = [job for job in jobs if not any(self._differences(job))]
         return found, [job for job in jobs if job not in found]
 
@@ -114,7 +112,7 @@ class _Wanted:
     def shown(self, jobs: list[JobRecord]) -> str:
         """List jobs for a person, each with what differs; where the task has none, what there is instead."""
         if not jobs:
-            jobs = list(self._task._app.list(limit=SHOWN + 1))
+            jobs = self._task._tasks.database.run(ops.listing(limit=SHOWN + 1))
             there = f"there is no job of {self._task.name}" + ("; there is:" if jobs else ", and no other")
         else:
             there = "there is:"
@@ -204,10 +202,10 @@ def _stored(signature: SignatureCodec, value: Any) -> Any:
     return msgspec.json.decode(codec.encode(value, sets=signature.sets))
 
 
-def _jobs(app: App, task: str) -> Iterator[JobRecord]:
+def _jobs(task: Task[..., Any, Any]) -> Iterator[JobRecord]:
     """Read all jobs of a task, the latest first."""
     before: str | None = None
-    while page := app.list(task=task, before=before, limit=PAGE):
+    while page := task._tasks.database.run(ops.listing(task=task.name, before=before, limit=PAGE)):
         yield from page
         before = page[-1].id
 

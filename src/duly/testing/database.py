@@ -1,17 +1,18 @@
-"""A database of its own for an app, for as long as a test lasts."""
+"""A database of its own for an app during a test."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from duly import store
+from duly.app.database import Database
 from duly.rules.settings import Settings, parse_url
 from duly.store import ops
 from duly.testing import hooks
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def isolated(app: Duly, url: str | os.PathLike[str] | None = None) -> Iterator[Duly]:
-    """Have the app work on a database of its own: a new SQLite file, or the one that `url` names, migrated.
+    """Give the app a migrated database for a test: a new SQLite file, or the database at `url`.
 
-    Afterwards it has its own again, also after an error, and a SQLite file made here is gone.
+    Afterwards the app has its own database again, also after an error, and the new SQLite file is deleted.
     """
     hooks.refuse_in_handler("isolated")
     if url is not None:
@@ -40,24 +41,16 @@ def isolated(app: Duly, url: str | os.PathLike[str] | None = None) -> Iterator[D
             yield app
 
 
-@contextmanager
-def _working_on(app: Duly, url: str | os.PathLike[str]) -> Iterator[None]:
-    """Give the app other settings and so another driver, and then back those it had."""
-    settings = _on(app.settings, url)
-    before: dict[str, Any] = {name: app.__dict__.pop(name) for name in ("settings", "driver") if name in app.__dict__}
-    app.__dict__["settings"] = settings
-    hooks.attach(app)
-    try:
-        yield
-    finally:
-        app.close()
-        app.__dict__.pop("driver", None)
-        app.__dict__.update(before)
+def _working_on(app: Duly, url: str | os.PathLike[str]) -> AbstractContextManager[None]:
+    """Give the app a database at `url`, and its own again afterwards."""
+    database = Database({})
+    database.settings = _on(app.settings, url)
+    return hooks.replaced(app, database)
 
 
 @cache
 def _empty() -> bytes:
-    """Make a migrated database once, to be copied: that is much faster than to migrate each."""
+    """Return a migrated file, made once and then copied, which is much faster than a migration each time."""
     with tempfile.TemporaryDirectory(prefix="duly-test-") as folder:
         file = Path(folder) / "duly.db"
         driver = store.open_driver(_on(Settings(), file))
@@ -67,7 +60,7 @@ def _empty() -> bytes:
 
 
 def _on(settings: Settings, url: str | os.PathLike[str]) -> Settings:
-    """Set another database; a test has nothing to lose by a power cut, and so waits for no disk."""
+    """Return the settings for another database. A test need not survive a power cut, so nothing is synced."""
     parsed = parse_url(url)
     if parsed.path is not None:
         parsed = replace(parsed, path=str(Path(parsed.path).absolute()))

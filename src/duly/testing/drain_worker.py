@@ -144,8 +144,7 @@ class Drainer(Worker):
             return definition.retries(error)
 
         kind = Kind.THREAD if definition.kind is Kind.PROCESS else definition.kind
-        context = None if definition.context is None else partial(_context, self.app, definition.context)
-        return replace(definition, kind=kind, retries=retries, context=context)
+        return replace(definition, kind=kind, retries=retries)
 
     def judged(self, lease: Lease, outcome: Outcome) -> Change:
         """Ask the judge, and note failures that no exception of the handler's tells of."""
@@ -191,19 +190,3 @@ def _start_thread(work: Callable[[], None], name: str) -> threading.Thread:
 
     # In the context of the worker: whoever enqueues in there is found to be inside of what is around us.
     return start_thread(partial(contextvars.copy_context().run, quietly), name)
-
-
-def _context(app: App, kind: Callable[[Lease], Any], lease: Lease) -> Any:
-    """Make a handler's context whose `commit` passes the app's gates."""
-    context = kind(lease)
-    make, note = context._staged, context._stage
-
-    def made(result: Any) -> Any:
-        return hooks.stage(app, make(result))
-
-    def noted(conn: Any, verdicts: Any) -> None:
-        note(conn, verdicts)
-        hooks.staged(app, "finish")
-
-    context._staged, context._stage = made, noted
-    return context

@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import AbstractEventLoop
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
+from duly.app.enqueue import Answers, Chunk, Enqueuing, Request
 from duly.app.lease import Lease, current
-from duly.app.tasks import Chunk
 from duly.errors import ConfigError
-from duly.model import NewJob, State
+from duly.model import Enqueued, NewJob, State
 from duly.testing.drain_worker import Drainer, Noted, work
 from duly.worker.claiming import Claiming
 
 if TYPE_CHECKING:
-    from duly.app.app import App, Job
-    from duly.app.tasks import Task
+    from duly.app.app import App
 
 DEEPEST = 50
 MANY = 10_000
@@ -40,64 +39,55 @@ def inline(app: App) -> Iterator[App]:
     enqueued on your own connection (`conn=`), as it is not committed, and one in a queue that is no task's of the app,
     as no worker of it looks there: `drain` runs them when they are due, the last if you name the queue.
     """
-    if "_enqueue" in app.__dict__:
-        raise ConfigError("inline(app) holds already, and jobs are run once: take the inner one away")
-    session = _Inline(app)
-    ours = {
-        "_enqueue": session.enqueue,
-        "_aenqueue": session.aenqueue,
-        "_enqueue_one": session.enqueue_one,
-        "_aenqueue_one": session.aenqueue_one,
-    }
-    app.__dict__.update(ours)
+    before = app.tasks.enqueuing
+    if isinstance(before, _Inline):
+        raise ConfigError("inline(app) is active already, and a job runs once: remove the inner one")
+    app.tasks.enqueuing = _Inline(app)
     try:
         yield app
     finally:
-        for name in ours:
-            del app.__dict__[name]
+        app.tasks.enqueuing = before
 
 
-# The event loops that stand still because a sync enqueue was called on them, and we are inside of it.
+# The event loops that a sync enqueue blocks, around the code that runs here.
 _blocked: ContextVar[tuple[AbstractEventLoop, ...]] = ContextVar("duly_inline_blocked", default=())
 
 
-class _Inline:
-    """Enqueues, runs, and hands back what handlers raised."""
+class _Inline(Enqueuing):
+    """Adds jobs, runs them, and raises what their handlers raised."""
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._add: Callable[..., list[Job[Any]]] = app._enqueue
-        self._aadd: Callable[..., Awaitable[list[Job[Any]]]] = app._aenqueue
         self._raised: dict[str, BaseException] = {}
         self._depths: dict[str | None, int] = {}
         self._at_work: dict[Drainer, AbstractEventLoop] = {}
 
-    def enqueue(self, task: Task[..., Any, Any], chunks: Any) -> list[Job[Any]]:
-        self._refuse_too_deep(task)
-        jobs = self._add(task, chunks)
-        if task._using.conn is None:
-            own = _own(jobs)
+    def many(self, request: Request, chunks: Iterable[Chunk]) -> Answers:
+        self._refuse_too_deep(request)
+        answers = super().many(request, chunks)
+        if request.conn is None:
+            own = _own(answers)
             _run(lambda: self._work(own))
             self._raise(own)
-        return jobs
+        return answers
 
-    async def aenqueue(self, task: Task[..., Any, Any], chunks: Any) -> list[Job[Any]]:
-        self._refuse_too_deep(task)
-        jobs = await self._aadd(task, chunks)
-        if task._using.conn is None:
-            own = _own(jobs)
+    async def amany(self, request: Request, chunks: Iterable[Chunk]) -> Answers:
+        self._refuse_too_deep(request)
+        answers = await super().amany(request, chunks)
+        if request.conn is None:
+            own = _own(answers)
             await self._work(own)
             self._raise(own)
-        return jobs
+        return answers
 
-    def enqueue_one(self, task: Task[..., Any, Any], job: NewJob) -> Job[Any]:
-        return self.enqueue(task, [Chunk([job])])[0]
+    def one(self, request: Request, job: NewJob) -> Enqueued:
+        return self.many(request, [Chunk([job])])[0]
 
-    async def aenqueue_one(self, task: Task[..., Any, Any], job: NewJob) -> Job[Any]:
-        return (await self.aenqueue(task, [Chunk([job])]))[0]
+    async def aone(self, request: Request, job: NewJob) -> Enqueued:
+        return (await self.amany(request, [Chunk([job])]))[0]
 
-    def _refuse_too_deep(self, task: Task[..., Any, Any]) -> None:
-        """Count how many jobs led to this enqueue, one to the other; who enqueues himself would never end."""
+    def _refuse_too_deep(self, request: Request) -> None:
+        """Count the jobs that led to this enqueue; raise for too many, as in a job that enqueues itself."""
         lease = current.get()
         if lease is None:
             return
@@ -105,7 +95,7 @@ class _Inline:
         self._depths[lease.job.id] = depth
         if depth >= DEEPEST:
             raise ConfigError(
-                f"inline: {DEEPEST} jobs run inside one another, the last of {task.name}: "
+                f"inline: {DEEPEST} jobs run inside one another, the last of {request.definition.name}: "
                 "jobs that lead to more of themselves are run one after the other by testing.drain(app)"
             )
 
@@ -155,9 +145,9 @@ class _Inline:
             raise raised[0]
 
 
-def _own(jobs: Sequence[Job[Any]]) -> list[str]:
-    """Give the ids of the jobs that were not there before: those are somebody else's, perhaps of who enqueues."""
-    return [job.id for job in jobs if not job.deduplicated]
+def _own(answers: Answers) -> list[str]:
+    """Return the ids of the jobs that were added. The others were there before, perhaps as the one that enqueues."""
+    return [answer.id for answer in answers if not answer.deduplicated]
 
 
 def _run(make: Callable[[], Any]) -> None:

@@ -77,8 +77,8 @@ class Serving:
             unknown = ConfigError(f"a process of its own does not know task {job.task!r}, which its worker knows")
             return Outcomes.of(Failed(describe(unknown)), staged=False)
         now = time.monotonic()
-        task, schema = self._app.tasks[job.task], self._app.settings.schema
-        lease = Lease(job, task.definition, self._app.driver, schema, now, on_beat=lambda: self._send(Beat()))
+        definition = self._app.tasks[job.task].definition
+        lease = Lease(job, definition, self._app.database, now, on_beat=lambda: self._send(Beat()))
         lease.begun_at = now
         self._lease = lease
         if self._asked is not None:

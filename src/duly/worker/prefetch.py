@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from duly.app.definition import Kind
-from duly.app.tasks import Task
+from duly.app.task import Task
 
 QUICK_SECONDS = 0.05
 AHEAD_SECONDS = 0.1

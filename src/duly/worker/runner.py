@@ -269,7 +269,7 @@ async def _asettled(lease: Lease, outcome: Outcome) -> Outcome:
     if not (lease.staged and isinstance(outcome, Succeeded)):
         return outcome
     try:
-        return _by_verdict(outcome, (await lease.driver.arun(ops.settle([lease.held])))[lease.job.id])
+        return _by_verdict(outcome, (await lease.database.arun(ops.settle([lease.held])))[lease.job.id])
     except StoreError as error:
         return Failed(describe(error), reason=NOT_COMMITTED)
 
@@ -279,7 +279,7 @@ def _settled(lease: Lease, outcome: Outcome) -> Outcome:
     if not (lease.staged and isinstance(outcome, Succeeded)):
         return outcome
     try:
-        return _by_verdict(outcome, lease.driver.run(ops.settle([lease.held]))[lease.job.id])
+        return _by_verdict(outcome, lease.database.run(ops.settle([lease.held]))[lease.job.id])
     except StoreError as error:
         return Failed(describe(error), reason=NOT_COMMITTED)
 

@@ -466,10 +466,10 @@ class Worker:
 
     def hold(self, jobs: Sequence[Claimed]) -> list[Lease]:
         """Note what was claimed as held."""
-        now, schema = self.clock(), self.app.settings.schema
+        now, database = self.clock(), self.app.database
         leases = []
         for job in jobs:
-            lease = Lease(job, self.app.tasks[job.task].definition, self.driver, schema, now)
+            lease = Lease(job, self.app.tasks[job.task].definition, database, now)
             if job.cancel_requested_at is not None:
                 lease.asked = Asked.CANCEL
             if job.id in self._held:

@@ -26,7 +26,7 @@ from duly.rules.keys import id_in
 from duly.store import batches, ops
 from duly.store.op import Finish, Held
 from duly.store.postgres.schema import bring_up_to_date
-from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store, new_id
+from tests.contract.stores import D1Store, PostgresStore, SQLiteStore, Store, database_of, new_id
 from tests.proof import breaks
 from tests.proof.table import Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
@@ -279,7 +279,7 @@ def _filling(store: Store, job: Claimed, verdict: Verdict) -> bool:
 
 def _commit(store: Store, job: Claimed, verdict: Verdict) -> bool:
     """Stage a finish in a transaction of the caller's, who commits whatever he is told."""
-    ctx = SyncCtx(Lease(job, cast("Any", None), store.driver, "duly", 0.0))
+    ctx = SyncCtx(Lease(job, cast("Any", None), database_of(store), 0.0))
     conn = _connection(store)
     try:
         ctx.commit(conn, result="stale")

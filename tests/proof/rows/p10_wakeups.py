@@ -263,7 +263,7 @@ def _notifying(self: PostgresDriver, batch: Sequence[Op[Any]]) -> list[Line]:
 
 def _seldom(self: Worker) -> float:
     """Look for jobs every 5 s."""
-    self.app.__dict__["settings"] = replace(self.app.settings, poll_ms=5000)
+    self.app.database.settings = replace(self.app.settings, poll_ms=5000)
     return _how_long(self)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from zoneinfo import available_timezones
 
 from duly import Duly
-from duly.app import schedules
+from duly.app import schedule_options
 from duly.rules import days, timing
 from duly.store import ops
 from duly.store import schedules as store
@@ -306,8 +306,8 @@ def _defined(app: Duly, chance: random.Random) -> dict[str, tuple[int, int]]:
         catchup = chance.choice(("skip", "last", "all"))
         overlap = chance.choice(("allow", "allow", "skip", "queue"))
         every = timedelta(milliseconds=chance.choice(SPANS_MS))
-        said = schedules.terms(every, "a schedule", {"catchup": catchup, "overlap": overlap})
-        one = app.schedules._defined(f"s{number}", app.tasks["tick"], said)
+        said = schedule_options.terms(every, "a schedule", {"catchup": catchup, "overlap": overlap})
+        one = schedule_options.defined(f"s{number}", app.tasks["tick"], said)
         made.append(one.definition(revision=1, now=begin))
     app.driver.run(store.define(made))
     return {one.name: (one.next_at or 0, one.timing.interval_ms or 0) for one in made}

@@ -123,7 +123,7 @@ def _pick_up(setting: Setting) -> dict[str, list[float]]:
 def _waits(workers: Fleet, setting: Setting) -> list[float]:
     chance = random.Random(setting.seed)
     app = producer(workers)
-    app._given["prepared"] = False
+    app.database.change(prepared=False)
     acknowledged: dict[str, float] = {}
     try:
         for number in range(_jobs(setting)):
@@ -132,7 +132,7 @@ def _waits(workers: Fleet, setting: Setting) -> list[float]:
         workers.wait(lambda: len(workers.history().runs) == len(acknowledged), 5)
     finally:
         app.close()
-        app._given["prepared"] = None
+        app.database.change(prepared=None)
     return [round(runs[0].begun - acknowledged[job], 4) for job, runs in workers.history().runs.items()]
 
 

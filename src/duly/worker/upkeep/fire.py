@@ -105,7 +105,7 @@ class Fire:
     def _planned(self, due: Due, most_runs: int) -> Firing | None:
         app = self._worker.app
         try:
-            return plan(due, new_id=app._new_id, chance=self._worker.chance, most_runs=most_runs)
+            return plan(due, new_id=app.database.new_id, chance=self._worker.chance, most_runs=most_runs)
         except ConfigError as error:  # a zone or an extra that is missing here; others may have it
             log.warning("schedule.unreadable", extra={"schedule": due.name, "error": str(error)})
             self._beside[due.name] = self._worker.clock() + UNREADABLE_SECONDS

@@ -1,0 +1,104 @@
+"""The database of an app: its settings, its driver, and where an operation runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from duly import store
+from duly.app.queue_depth import Depths
+from duly.errors import AnswerLost
+from duly.rules import keys, settings
+from duly.store import caller, ops, sequence
+from duly.store.driver import Driver
+from duly.store.op import Op
+
+T = TypeVar("T")
+
+
+class Database:
+    """Runs operations with the app's driver, or on a connection of the caller (`conn`).
+
+    Nothing is read or opened before the first operation.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = dict(given)
+        self._folder = Path.cwd()
+        self.new_id = keys.Ids()
+        self.depths = Depths()
+        settings.load(self._given, {})  # raises for a wrong value where it is written
+
+    @cached_property
+    def settings(self) -> settings.Settings:
+        """The settings, read on first use."""
+        return settings.read(self._given, os.environ, self._folder)
+
+    @cached_property
+    def driver(self) -> Driver:
+        """The driver, created on first use."""
+        # Threads that come at the same time get the same driver.
+        made: Driver = self.__dict__.setdefault("driver", store.open_driver(self.settings))
+        return made
+
+    def change(self, **given: Any) -> None:
+        """Close the database, and use other settings from now on."""
+        self.close()
+        self._given.update(given)
+        for name in ("driver", "settings"):
+            self.__dict__.pop(name, None)
+
+    def run(self, op: Op[T]) -> T:
+        """Run an operation."""
+        return self.driver.run(op)
+
+    async def arun(self, op: Op[T]) -> T:
+        """Run an operation, from a coroutine."""
+        return await self.driver.arun(op)
+
+    def add(self, op: Op[T], conn: Any) -> T:
+        """Run an operation, in the caller's transaction if there is a `conn`."""
+        return self.driver.run(op) if conn is None else caller.run(conn, op, schema=self.settings.schema)
+
+    async def aadd(self, op: Op[T], conn: Any) -> T:
+        """Run an operation, in the caller's transaction if there is a `conn`, from a coroutine."""
+        if conn is None:
+            return await self.driver.arun(op)
+        return await caller.arun(conn, op, schema=self.settings.schema)
+
+    def admit(self, queue: str, count: int, conn: Any, *, before: int) -> None:
+        """Raise QueueFull if the queue has no room for `count` jobs. If its depth is unknown, there is room."""
+        if self.depths.lets_all_in(queue):
+            return
+        with suppress(AnswerLost):
+            sequence.run(self.depths.admit(queue, count, before=before), lambda op: self.add(op, conn))
+
+    async def aadmit(self, queue: str, count: int, conn: Any, *, before: int) -> None:
+        """Raise QueueFull if the queue has no room, from a coroutine."""
+        if self.depths.lets_all_in(queue):
+            return
+        with suppress(AnswerLost):
+            await sequence.arun(self.depths.admit(queue, count, before=before), lambda op: self.aadd(op, conn))
+
+    def woke(self) -> None:
+        """Wake up workers of this process after a write on the caller's connection."""
+        self.driver.mind_wal()
+        self.driver.woke()
+
+    def migrate(self) -> None:
+        """Create or update the tables."""
+        url = self.settings.url
+        if url.store == "postgresql":
+            from duly.store.postgres import schema
+
+            schema.bring_up_to_date(url.dsn, schema=self.settings.schema)
+        self.run(ops.clock())
+
+    def close(self) -> None:
+        """Close the database; the next operation opens it again."""
+        if "driver" in self.__dict__:
+            self.driver.close()
