@@ -14,9 +14,10 @@ from typing import Any
 from bench import batches, growth, lanes, measure, report, schedules
 from bench.database import PostgresHome, SQLiteHome, postgres_home, refuse_memory, sqlite_home
 from bench.figures import Figure
-from duly.bench import machine, postgres, sqlite
-from duly.bench.measure import LETTERS, measured
-from duly.bench.part import QUICK, Plan
+from bench.parts import postgres, sqlite
+from bench.parts.measure import LETTERS, measured
+from bench.parts.part import QUICK, Plan
+from duly.bench.report import load
 from duly.rules.settings import Settings
 from tests.servers.postgres import ServerFailed
 
@@ -34,7 +35,7 @@ def main() -> None:
     about = report.machine(options.dir)
     about["stores"] = []
     figures = list(everything(options, about["stores"]))
-    about["load_at_end"] = machine.load()
+    about["load_at_end"] = load()
     about["seconds"] = round(time.monotonic() - begun, 1)
     report.progress("")
     document = report.write(RESULTS / f"{which(options)}.json", about, figures)

@@ -10,15 +10,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
-from bench.figures import Figure, Target, alone, compared
+from bench.figures import Figure, Target, alone, compared, percentile
+from bench.parts import load
+from bench.parts.child import Child
+from bench.parts.draining import ASYNC, TWO, Way, check, drain
+from bench.parts.orders import Orders
+from bench.parts.part import tallied
+from bench.parts.place import BenchFailed, Place
 from bench.schedules import peak_mib
-from duly.bench import load
-from duly.bench.child import Child
-from duly.bench.draining import ASYNC, TWO, Way, check, drain
-from duly.bench.figures import percentile
-from duly.bench.orders import Orders
-from duly.bench.part import tallied
-from duly.bench.place import BenchFailed, Place
 from duly.duly import Duly
 
 LOOK_S = 0.02

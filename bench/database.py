@@ -24,9 +24,9 @@ from bench.limit import (
     PostgresLimit,
     SQLiteLimit,
 )
-from duly.bench import postgres as bare_postgres
-from duly.bench import sqlite as bare_sqlite
-from duly.bench.sqlite import IN_MEMORY
+from bench.parts import postgres as bare_postgres
+from bench.parts import sqlite as bare_sqlite
+from duly.bench.place import IN_MEMORY
 from duly.store import ops
 from duly.store.driver import Hook
 from duly.store.postgres import driver as postgres_store

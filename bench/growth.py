@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from bench.contestant import QUEUE, SUCCESS, WORKER, whole
 from bench.figures import Figure, Target, compared, percentile
 from bench.filling import START_MS, Filling
-from duly.bench.child import Child
-from duly.bench.orders import Orders
-from duly.bench.part import in_order, tallied
-from duly.bench.picking import pick_ups
-from duly.bench.place import BenchFailed, Place
+from bench.parts.child import Child
+from bench.parts.orders import Orders
+from bench.parts.part import in_order, tallied
+from bench.parts.picking import pick_ups
+from bench.parts.place import BenchFailed, Place
 from duly.store import ops
 from duly.store.driver import Driver
 from duly.store.op import Finish

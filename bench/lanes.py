@@ -9,11 +9,11 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from bench.figures import Figure, Target, alone, compared
+from bench.parts.draining import ASYNC, TWO, Way, drain, fill
+from bench.parts.load import CAP, TENANTS
+from bench.parts.place import Place
 from bench.schedules import worked
 from duly.app.task import Task
-from duly.bench.draining import ASYNC, TWO, Way, drain, fill
-from duly.bench.load import CAP, TENANTS
-from duly.bench.place import Place
 from duly.duly import Duly
 
 CAPPED, CAPPED_TWO = Way("capped"), Way("capped", workers=2)

@@ -3,7 +3,7 @@
 Two limits, because they answer two questions.
 
 `bare` asks what a queue could reach at best: seven columns, one primary key, one partial index; a claim is one
-update, a finish one delete. It keeps no history and looks after nothing. Its table is that of `duly.bench`.
+update, a finish one delete. It keeps no history and looks after nothing. Its table is that of `bench.parts`.
 
 `same rows` asks what duly's statements cost beyond the rows they write: it writes duly's own tables, with a
 claim that checks no pause, task, suspect or expiry and a finish that checks no token.
@@ -20,9 +20,9 @@ import psycopg
 from msgspec.json import encode
 
 from bench.contestant import PAYLOAD, QUEUE, TASK, WORKER, Contestant, whole
-from duly.bench import postgres, sqlite
-from duly.bench.place import now_ms
-from duly.bench.postgres import array, quoted
+from bench.parts import postgres, sqlite
+from bench.parts.place import now_ms
+from bench.parts.postgres import array, quoted
 from duly.model import KEEP_MS
 
 

@@ -13,11 +13,12 @@ import psycopg
 
 from bench import plot
 from bench.figures import Figure, number_text, ratio_text, spread_text
-from duly.bench import machine as machines
-from duly.bench.report import EXPLAINED, HEADINGS, TARGET_HEADINGS, named, rows, summary, target_rows
+from bench.parts.report import EXPLAINED, HEADINGS, TARGET_HEADINGS, named, rows, summary, target_rows
+from duly.bench import report
 
 __all__ = ["machine", "number_text", "progress", "ratio_text", "show", "spread_text", "write"]
 
+BUSY = "the machine was busy: ratios drift towards 1 then, and flatter duly. Repeat this on a quiet one."
 OPERATIONS = """\
 Without a letter are the operations of the store, claimed and finished in batches, beside two limits:
   bare       the least a queue can do: 7 columns, 2 indexes, claim = one update, finish = one delete, no history
@@ -29,7 +30,7 @@ Both commit as often, sync as hard and use the same client library as duly. Besi
 def machine(folder: Path) -> dict[str, Any]:
     """Say what this was measured on and with."""
     return {
-        **machines.machine(folder),
+        **report.machine(folder),
         "sqlite": sqlite3.sqlite_version,
         "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
     }
@@ -72,8 +73,8 @@ def show(about: dict[str, Any], figures: Sequence[Figure]) -> None:
         print_table(title, TARGET_HEADINGS, list(target_rows(mine)))
     for name, value in about.items():
         print(f"{name + ':':15} {'; '.join(value) if isinstance(value, list) else value}")
-    if machines.is_busy(about):
-        print(f"\nwarning: {machines.BUSY}")
+    if report.is_busy(about):
+        print(f"\nwarning: {BUSY}")
     print(f"\n{summary(figures)}")
 
 

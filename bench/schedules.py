@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from bench.figures import Figure, Target, alone
+from bench.parts.picking import pick_ups
+from bench.parts.place import BenchFailed, Place
 from duly.app.schedule_options import Defined, terms
-from duly.bench.picking import pick_ups
-from duly.bench.place import BenchFailed, Place
 from duly.duly import Duly
 from duly.store import ops, schedules
 

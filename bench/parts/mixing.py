@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+from bench.figures import Figure, alone, percentile
+from bench.parts import load
+from bench.parts.child import Child
+from bench.parts.draining import Way, check
+from bench.parts.orders import Orders
+from bench.parts.part import Part, Plan, tallied, wait_for
+from bench.parts.place import Place
 from duly.app.task import Task
-from duly.bench import load
-from duly.bench.child import Child
-from duly.bench.draining import Way, check
-from duly.bench.figures import Figure, alone, percentile
-from duly.bench.orders import Orders
-from duly.bench.part import Part, Plan, tallied, wait_for
-from duly.bench.place import Place
 
 PRODUCERS = 2
 PRODUCING_SECONDS = 3.0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -13,15 +11,11 @@ from typing import Any
 
 import msgspec
 
-from duly.bench.place import Limit, Place, app_arguments, now_ms
-from duly.errors import ConfigError
+from bench.parts.place import Limit, Place, app_arguments, now_ms
+from duly.bench.place import IN_MEMORY, own_folder
 from duly.rules.settings import Settings
 from duly.store.sqlite import checkpoint
-from duly.store.sqlite.driver import SQLiteDriver
-from duly.store.sqlite.health import check_host, file_system
-
-IN_MEMORY = frozenset({"tmpfs", "ramfs"})
-PREFIX = "duly-bench-"
+from duly.store.sqlite.health import file_system
 
 TABLE = (
     """create table bare (
@@ -45,19 +39,9 @@ DELETE = "delete from bare where id in (select value from json_each(:ids))"
 
 @contextmanager
 def place(folder: Path, settings: Settings) -> Iterator[SQLitePlace]:
-    """Make a folder inside this one, and remove it in the end."""
-    check_host(folder / "bench.db", network_ok=False)
-    try:
-        made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
-    except OSError as error:
-        raise ConfigError(
-            f"no file can be made in {folder}, where the database is ({error.strerror}): name another with --url"
-        ) from error
-    try:
-        with closing(SQLitePlace(made, settings)) as found:
-            yield found
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    """Make a folder inside this one, and remove it at the end."""
+    with own_folder(folder) as made, closing(SQLitePlace(made, settings)) as found:
+        yield found
 
 
 class SQLitePlace(Place):
@@ -172,9 +156,3 @@ def connect(path: str) -> sqlite3.Connection:
     for pragma in ("journal_mode = wal", "synchronous = full", "cache_size = -16000"):
         conn.execute(f"pragma {pragma}")
     return conn
-
-
-def folder_of(settings: Settings) -> Path:
-    """Give the folder of the database that is set."""
-    assert settings.url.path is not None
-    return SQLiteDriver(settings.url.path).path.parent

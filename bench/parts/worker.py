@@ -1,4 +1,4 @@
-"""`python -m duly.bench.worker`: the process that works. Its orders come on stdin, what it has to tell goes to stdout.
+"""`python -m bench.parts.worker`: the process that works. Its orders come on stdin, what it has to tell goes to stdout.
 
 The first line is the order; "go" begins; any later line asks for CPU and memory now. When stdin ends, whoever gave the
 orders is gone, and so is this process.
@@ -18,9 +18,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from duly.bench.load import CONCURRENCY, arguments, declare
-from duly.bench.orders import Orders, Told
-from duly.bench.tally import Tally
+from bench.parts.load import CONCURRENCY, arguments, declare
+from bench.parts.orders import Orders, Told
+from bench.parts.tally import Tally
 from duly.duly import Duly
 from duly.store.driver import Point
 
@@ -113,7 +113,7 @@ class _Work:
             await asyncio.sleep(CALM_SECONDS if number == 0 else pause_s())
 
     async def _until_done(self, working: asyncio.Task[None]) -> None:
-        while not working.done() and not self._tally.complete(self._orders.enough or None):  # noqa: ASYNC110
+        while not working.done() and not self._tally.complete(self._orders.enough or None):
             await asyncio.sleep(LOOK_SECONDS)
 
     def told(self, cpu_s: float) -> Told:
@@ -137,7 +137,7 @@ def _most_resident_mib() -> float:
 
 def pause_s() -> float:
     """Give a pause between two single jobs."""
-    return random.uniform(0.01, 0.03)  # noqa: S311
+    return random.uniform(0.01, 0.03)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from duly.bench import load
-from duly.bench.child import Child
-from duly.bench.figures import Figure, Target, alone, compared, kept
-from duly.bench.load import Kind
-from duly.bench.orders import Orders, Told
-from duly.bench.part import Part, Plan, in_order, tallied
-from duly.bench.place import BenchFailed, Place, Recorded
+from bench.figures import Figure, Target, alone, compared, kept
+from bench.parts import load
+from bench.parts.child import Child
+from bench.parts.load import Kind
+from bench.parts.orders import Orders, Told
+from bench.parts.part import Part, Plan, in_order, tallied
+from bench.parts.place import BenchFailed, Place, Recorded
 from duly.rules.keys import Ids
 
 HALF_OF_LIMIT = Target(at_least=0.5)

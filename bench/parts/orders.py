@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from duly.bench.load import Kind
+from bench.parts.load import Kind
 
 
 class Orders(msgspec.Struct):

@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
-from duly.bench import load
-from duly.bench.child import Child
-from duly.bench.figures import Figure, Target, alone, percentile
-from duly.bench.orders import Orders
-from duly.bench.part import Part, Plan, in_order, tallied, wait_for
-from duly.bench.place import BenchFailed, Place
-from duly.bench.worker import CALM_SECONDS, pause_s
+from bench.figures import Figure, Target, alone, percentile
+from bench.parts import load
+from bench.parts.child import Child
+from bench.parts.orders import Orders
+from bench.parts.part import Part, Plan, in_order, tallied, wait_for
+from bench.parts.place import BenchFailed, Place
+from bench.parts.worker import CALM_SECONDS, pause_s
 
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 TARGETS = {

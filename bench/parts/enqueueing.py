@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 
-from duly.bench import load
-from duly.bench.figures import Figure, Target, alone, compared, percentile
-from duly.bench.part import Part, Plan, in_order
-from duly.bench.place import BenchFailed, Place
+from bench.figures import Figure, Target, alone, compared, percentile
+from bench.parts import load
+from bench.parts.part import Part, Plan, in_order
+from bench.parts.place import BenchFailed, Place
 from duly.rules.keys import Ids
 
 LIKE_BARE = Target(at_least=0.9)

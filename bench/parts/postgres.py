@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from psycopg import errors
 
-from duly.bench.place import MARK, BenchFailed, Limit, Place, app_arguments, now_ms
-from duly.errors import ConfigError, StoreError
+from bench.parts.place import Limit, Place, app_arguments, now_ms
+from duly.bench.place import SCHEMA, own_schema
 from duly.rules.settings import Settings
 from duly.store.postgres.schema import bring_up_to_date
-from duly.store.postgres.translate import describe, translate
 
-SCHEMA = "duly_bench"
 TABLES = (
     "duly_job", "duly_done", "duly_key", "duly_attempt", "duly_worker", "duly_event", "duly_schedule", "duly_fire",
     "duly_lane", "bare", "bare_done",
 )  # fmt: skip
 SHOWN = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "autovacuum")
-LOCK = "select pg_try_advisory_lock(hashtext('duly bench'))"
 
 TABLE = (
     """create table {bare} (
@@ -51,55 +47,9 @@ KEPT = """ returning id, queue, payload, due_at),
 
 @contextmanager
 def place(url: str, settings: Settings) -> Iterator[PostgresPlace]:
-    """Make the schema, and drop it in the end whatever happens."""
-    try:
-        conn = psycopg.connect(url, autocommit=True, connect_timeout=max(2, settings.connect_timeout_ms // 1000))
-    except psycopg.Error as error:
-        raise translate(error, "bench", describe(url), sent=False) from error
-    with conn:
-        conn.prepare_threshold = None
-        _begin(conn, url, locked=settings.prepared)
-        try:
-            yield PostgresPlace(conn, url, settings)
-        except psycopg.Error as error:
-            raise translate(error, "bench", describe(url), sent=False) from error
-        finally:
-            _end(url)
-
-
-def _begin(conn: psycopg.Connection[Any], url: str, *, locked: bool) -> None:
-    """Make the schema with its tables; what an earlier bench left is dropped, what is somebody else's is not."""
-    try:
-        # Behind PgBouncer the lock would stay on a connection that is somebody else's next.
-        if locked and conn.execute(LOCK).fetchone() == (False,):
-            raise BenchFailed(f"another duly bench is at work in {describe(url)}: wait until it has ended")
-        found = conn.execute(
-            "select obj_description(oid, 'pg_namespace') from pg_namespace where nspname = %s", [SCHEMA]
-        ).fetchone()
-        if found is not None and found[0] != MARK:
-            raise ConfigError(
-                f"{describe(url)} has a schema {SCHEMA} that no earlier bench left there: "
-                "rename it, or name another database with --url"
-            )
-        with conn.transaction():
-            conn.execute(f"drop schema if exists {SCHEMA} cascade".encode())
-            conn.execute(f"create schema {SCHEMA}".encode())
-            conn.execute(f"comment on schema {SCHEMA} is '{MARK}'".encode())
-    except errors.InsufficientPrivilege as error:
-        raise StoreError(
-            f"bench: this role may not make a schema in {describe(url)} ({error.diag.message_primary}): "
-            "run it as the owner of the database, or on another one with --url"
-        ) from error
-    except psycopg.Error as error:
-        raise translate(error, "bench", describe(url), sent=False) from error
-
-
-def _end(url: str) -> None:
-    """Drop the schema, on a connection of its own: the other one may have been interrupted in the middle of a word."""
-    with suppress(psycopg.Error), psycopg.connect(url, autocommit=True, connect_timeout=5) as conn:
-        # Who still works on it is a child that has been killed and not noticed yet.
-        conn.execute("set lock_timeout = '10s'")
-        conn.execute(f"drop schema if exists {SCHEMA} cascade".encode())
+    """Make the schema, and drop it at the end."""
+    with own_schema(url, settings) as conn:
+        yield PostgresPlace(conn, url, settings)
 
 
 class PostgresPlace(Place):

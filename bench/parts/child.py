@@ -8,15 +8,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from duly.bench.orders import Orders, Told
-from duly.bench.place import BenchFailed
+from bench.parts.orders import Orders, Told
+from bench.parts.place import BenchFailed
 
 PATIENCE_SECONDS = 300.0
+ROOT = str(Path(__file__).parents[2])
 
 
 class Child:
@@ -25,11 +27,14 @@ class Child:
     def __init__(self, orders: Orders) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "duly.bench.worker"],
+            [sys.executable, "-P", "-m", "bench.parts.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            env={name: value for name, value in os.environ.items() if not name.startswith("DULY_")},
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith("DULY_")},
+                "PYTHONPATH": ROOT,
+            },
             start_new_session=True,  # Ctrl-C is heard once, by the bench
         )
         self._watchdog = threading.Timer(PATIENCE_SECONDS, self._process.kill)

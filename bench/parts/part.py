@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from duly.bench.figures import Figure
-from duly.bench.place import BenchFailed, Place
-from duly.bench.tally import Tally
+from bench.figures import Figure
+from bench.parts.place import BenchFailed, Place
+from bench.parts.tally import Tally
 
 T = TypeVar("T")
 
