@@ -1,7 +1,12 @@
-"""Folders with an app in them, and the real programs that run there."""
+"""Folders with an app in them, and the commands and programs that run there.
+
+A command that prints and ends runs in this process (`say`). A program of its own is started for signals, terminals,
+stdin, crashes and commands that keep running; a test that starts one is marked `process`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import pty
@@ -18,8 +23,14 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
+from click.testing import CliRunner
+
+from duly.app.locate import FORCED_URL
+from duly.cli import main
+
 DULY = str(Path(sys.executable).parent / "duly")
 PATIENCE = 40.0
+NOBODY = "01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55"
 
 TASKS = """
 import time
@@ -59,6 +70,43 @@ def overrun() -> None:
 """
 
 
+def say(folder: Path, *words: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process as if it were started in a folder; what it imports there is forgotten."""
+    unset = dict.fromkeys([name for name in os.environ if name.startswith("DULY_")] + [FORCED_URL])
+    path, modules, here, writes = list(sys.path), set(sys.modules), Path.cwd(), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    os.chdir(folder)
+    try:
+        done = CliRunner().invoke(main, words, input=stdin, env={**unset, **environ}, prog_name="duly")
+    finally:
+        os.chdir(here)
+        sys.path[:], sys.dont_write_bytecode = path, writes
+        for name in set(sys.modules) - modules:
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
+                del sys.modules[name]
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+
+
+def run(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
+    return subprocess.run(
+        [DULY, *words], cwd=folder, env=inherited | environ, capture_output=True, text=True, timeout=90, check=False
+    )
+
+
+def complaint(answer: subprocess.CompletedProcess[str], code: int, *, lines: int = 2) -> str:
+    """A mistake is answered in a line or two on stderr, with the right exit code and no traceback."""
+    assert answer.returncode == code, answer
+    assert "Traceback" not in answer.stderr
+    assert len(answer.stderr.splitlines()) <= lines
+    assert answer.stdout == ""
+    return answer.stderr
+
+
 class Folder:
     """A folder with an app in it, and the programs that run there."""
 
@@ -94,16 +142,13 @@ class Folder:
         self.programs.append(terminal)
         return terminal
 
+    def say(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in this process."""
+        return say(self.path, *words, **{"DULY_RUN_DIR": str(self.path / "run"), **environ})
+
     def run(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [DULY, *words],
-            cwd=self.path,
-            env=self.environ(**environ),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        """Run a command in a process of its own."""
+        return run(self.path, *words, **{"DULY_RUN_DIR": str(self.path / "run"), **environ})
 
     def wait_for_file(self, name: str) -> None:
         wait_until(lambda: (self.path / name).exists(), name)

@@ -21,11 +21,9 @@ from duly.rules.keys import Ids
 from duly.store import ops
 from duly.store.op import Finish, Held
 from tests.databases import fresh
-from tests.edges.programs import assert_within
-from tests.edges.test_cli import DULY, run
+from tests.edges.programs import DULY, assert_within, say
 
 new_id = Ids()
-NOBODY = "01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55"
 DOWN = "postgresql://nobody@127.0.0.1:1/db"
 IS_DOWN = "PostgreSQL 127.0.0.1:1/db cannot be reached (Connection refused): see that it runs, look at the URL"
 S = TypeVar("S", bound="Stock")
@@ -137,8 +135,8 @@ def empty_of(kind: type[S]) -> Any:
 
 
 def told(stock: Stock, *words: str, code: int = 0) -> str:
-    """Run the real program and give what it prints."""
-    answer = run(*words, cwd=Path("/"), DULY_URL=stock.url, USER="eve")
+    """Run a command and give what it prints."""
+    answer = say(Path("/"), *words, DULY_URL=stock.url, USER="eve")
     assert answer.returncode == code, answer
     assert "Traceback" not in answer.stderr
     return answer.stdout

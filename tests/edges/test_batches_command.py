@@ -19,6 +19,7 @@ from duly.cli.batch_watch import Snapshot, Speed, bar_line
 from duly.model import BatchRecord, Change, State
 from duly.store import ops
 from duly.store.op import Finish
+from tests.edges.programs import DULY, complaint, run
 from tests.edges.stock import (
     NOBODY,
     Mistake,
@@ -34,7 +35,6 @@ from tests.edges.stock import (
     to_look_at,
     told,
 )
-from tests.edges.test_cli import DULY, complaint, run
 from tests.edges.test_looking import on_a_terminal, read_until, shut
 
 FIELDS = set(BatchRecord.__struct_fields__)
@@ -175,6 +175,7 @@ def test_a_list_without_batches_says_so_and_what_was_meant(lot, empty):
     )
 
 
+@pytest.mark.process
 def test_eighty_columns_show_what_one_looks_for_first(lot):
     with on_a_terminal("batches", "list", "--url", lot.url, columns=80) as (listing, terminal):
         lines = read_until(terminal, "  good ").splitlines()
@@ -330,6 +331,7 @@ class Watching:
         self.process.communicate()
 
 
+@pytest.mark.process
 def test_elsewhere_than_on_a_terminal_it_is_a_line_for_every_change_of_the_percent(fresh):
     with Watching(fresh, "import") as watch:
         first = r"\d\d:\d\d:\d\d  40%  4/10  -/s  \? left  dead 1  running 1\n"
@@ -349,6 +351,7 @@ def test_elsewhere_than_on_a_terminal_it_is_a_line_for_every_change_of_the_perce
     assert watch.process.returncode == 1
 
 
+@pytest.mark.process
 def test_in_json_it_is_an_object_whenever_anything_has_changed(fresh):
     with Watching(fresh, "import", "--json") as watch:
         first = json.loads(watch.line())
@@ -363,6 +366,7 @@ def test_in_json_it_is_an_object_whenever_anything_has_changed(fresh):
         assert second["left_ms"] == pytest.approx(5 / second["rate"] * 1000, abs=1)
 
 
+@pytest.mark.process
 def test_to_watch_one_that_is_being_filled_goes_on_until_it_is_sealed_and_done(empty):
     empty.broken_off("slow", 2)
     empty.register("w1")
@@ -377,6 +381,7 @@ def test_to_watch_one_that_is_being_filled_goes_on_until_it_is_sealed_and_done(e
     assert err == ""
 
 
+@pytest.mark.process
 def test_that_no_worker_is_alive_is_told_once_where_there_is_something_to_run(empty):
     empty.batch("idle", 2)
     with Watching(empty, "idle") as watch:
@@ -387,6 +392,7 @@ def test_that_no_worker_is_alive_is_told_once_where_there_is_something_to_run(em
     assert empty.say("batches", "watch", empty.ids["idle"]).stderr == ""
 
 
+@pytest.mark.process
 def test_on_a_terminal_it_is_one_line_with_a_bar_that_is_written_over(fresh):
     words = ["batches", "watch", fresh.ids["import"], "--interval", "100ms", "--url", fresh.url]
     with on_a_terminal(*words, columns=100) as (watch, terminal):
@@ -453,6 +459,7 @@ def test_the_rate_is_that_of_the_last_seconds_and_the_time_left_follows_from_it(
     assert at(33, 600, sealed_at=None) == (100, None)  # nobody knows how much is to come
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_ctrl_c_ends_it_quietly_and_not_as_if_it_were_complete(lot, words):
     with Watching(lot, "import", *words) as watch:
@@ -462,6 +469,7 @@ def test_ctrl_c_ends_it_quietly_and_not_as_if_it_were_complete(lot, words):
     assert (watch.process.returncode, out, err) == (130, "", "")
 
 
+@pytest.mark.process
 def test_ctrl_c_on_a_terminal_leaves_the_bar_and_goes_on_below_it(lot):
     with on_a_terminal("batches", "watch", lot.ids["import"], "--url", lot.url) as (watch, terminal):
         read_until(terminal, "40%")
@@ -470,6 +478,7 @@ def test_ctrl_c_on_a_terminal_leaves_the_bar_and_goes_on_below_it(lot):
         assert watch.wait(10) == 130
 
 
+@pytest.mark.process
 def test_a_dumb_terminal_gets_plain_lines(lot):
     words = ["batches", "watch", lot.ids["import"], "--url", lot.url]
     with on_a_terminal(*words, TERM="dumb") as (watch, terminal):
@@ -479,6 +488,7 @@ def test_a_dumb_terminal_gets_plain_lines(lot):
     assert "\x1b" not in seen
 
 
+@pytest.mark.process
 def test_it_waits_for_a_database_that_goes_away(postgres_url):
     lot = Lot(postgres_url)
     batch = lot.batch("import", 1)
@@ -505,6 +515,7 @@ def told_away(watch: Watching) -> str:
     return line
 
 
+@pytest.mark.process
 def test_on_a_terminal_it_says_that_the_database_is_away_and_goes_on(postgres_url):
     lot = Lot(postgres_url)
     lot.batch("import", 1)
@@ -519,6 +530,7 @@ def test_on_a_terminal_it_says_that_the_database_is_away_and_goes_on(postgres_ur
         assert watch.wait(10) == 130
 
 
+@pytest.mark.process
 def test_one_that_is_gone_meanwhile_is_told_so(empty):
     empty.register("w1")
     empty.batch("import", 1)
@@ -589,6 +601,7 @@ def test_to_cancel_one_that_is_complete_changes_nothing(fresh):
     assert fresh.everything() == before
 
 
+@pytest.mark.process
 def test_thousands_are_cancelled_in_chunks_and_a_terminal_sees_how_far_it_is(empty):
     empty.batch("big", 2500)
     with on_a_terminal("batches", "cancel", empty.ids["big"], "--yes", "--url", empty.url) as (_, terminal):
@@ -597,6 +610,7 @@ def test_thousands_are_cancelled_in_chunks_and_a_terminal_sees_how_far_it_is(emp
     assert empty.record("big").cancelled == 2500
 
 
+@pytest.mark.process
 def test_who_is_asked_and_says_no_changes_nothing(fresh):
     before = fresh.everything()
     question = asked_and_said_no(fresh, "batches", "cancel", fresh.ids["nightly"])
@@ -639,9 +653,10 @@ def test_a_mistake_is_answered_in_a_line_and_nothing_is_changed(lot, mistake):
     assert lot.everything() == before
 
 
+@pytest.mark.process
 def test_a_wrong_id_is_answered_by_the_real_program_without_a_traceback(lot):
     for words in (["show", NOBODY], ["watch", "ffffff"], ["cancel", NOBODY, "--yes"]):
-        assert "no batch has " in complaint(run("batches", *words, "--url", lot.url, cwd=Path("/")), 3)
+        assert "no batch has " in complaint(run(Path("/"), "batches", *words, "--url", lot.url), 3)
 
 
 @pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
@@ -655,8 +670,9 @@ def test_a_database_that_is_down_is_told_within_two_seconds(words):
     answer_while_it_is_down("batches", *words)
 
 
+@pytest.mark.process
 def test_a_terminal_that_knows_few_letters_gets_others_instead(lot, tmp_path):
     for words in (["list"], ["list", "--name", "x"], ["show", lot.ids["good"]], ["watch", lot.ids["good"]]):
         environ = {"DULY_URL": lot.url, "PYTHONIOENCODING": "latin-1:strict", "PYTHONUTF8": "0"}
-        answer = run("batches", *words, cwd=tmp_path, **environ)
+        answer = run(tmp_path, "batches", *words, **environ)
         assert (answer.returncode, answer.stderr) == (0, "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,16 +13,11 @@ import pytest
 from duly import Duly
 from duly.bench.measure import Child, declare, see_all
 from duly.bench.place import MARK, PREFIX, BenchFailed
-from tests.edges.programs import Folder, is_gone, wait_until
+from tests.edges.programs import is_gone, wait_until
+
+pytestmark = pytest.mark.process
 
 QUICK = ("bench", "--quick")
-
-
-@pytest.fixture
-def folder(tmp_path) -> Iterator[Folder]:
-    made = Folder(tmp_path)
-    yield made
-    made.close()
 
 
 def schemas(url: str) -> set[str]:

@@ -24,8 +24,7 @@ from duly.rules.keys import Ids
 from duly.store import batches, migrate, ops
 from duly.store.op import Finish
 from tests.databases import fresh
-from tests.edges.programs import DULY, PATIENCE, Folder, assert_within, wait_until
-from tests.edges.test_cli import complaint, run
+from tests.edges.programs import DULY, PATIENCE, Folder, assert_within, complaint, say, wait_until
 
 TASKS = """
 import time
@@ -60,11 +59,9 @@ def url(request) -> str:
 
 
 @pytest.fixture
-def here(tmp_path) -> Iterator[Folder]:
-    (tmp_path / "tasks.py").write_text(TASKS.format(url=str(tmp_path / "duly.db")))
-    folder = Folder(tmp_path)
-    yield folder
-    folder.close()
+def here(folder) -> Folder:
+    (folder.path / "tasks.py").write_text(TASKS.format(url=str(folder.path / "duly.db")))
+    return folder
 
 
 class Database:
@@ -126,7 +123,7 @@ class Diagnosis:
 
 
 def doctor(here: Folder, url: str, *words: str) -> Diagnosis:
-    return Diagnosis(here.run("doctor", "--url", url, "--json", *words))
+    return Diagnosis(here.say("doctor", "--url", url, "--json", *words))
 
 
 def at_ease(url: str) -> list[str]:
@@ -134,6 +131,7 @@ def at_ease(url: str) -> list[str]:
     return ["durability"] if "://" in url else []
 
 
+@pytest.mark.process
 def test_a_healthy_database_with_a_worker_has_no_errors(here, url):
     worker = here.start("worker", "tasks:app", "--url", url)
     worker.line("worker.started")
@@ -147,7 +145,7 @@ def test_a_healthy_database_with_a_worker_has_no_errors(here, url):
 
 def test_each_finding_has_a_line_and_what_is_wrong_has_a_remedy_below(here, url, database):
     database.add()
-    answer = here.run("doctor", "--url", url, "--verbose")
+    answer = here.say("doctor", "--url", url, "--verbose")
     assert answer.returncode == 1
     lines = answer.stdout.splitlines()
     at = next(number for number, line in enumerate(lines) if re.match(r"error +workers", line))
@@ -282,6 +280,7 @@ def test_missing_tables_and_damage_are_findings(here, postgres):
 # Backup and restore
 
 
+@pytest.mark.process
 def test_a_backup_taken_while_a_worker_writes_is_whole_and_of_one_moment(here):
     path = here.path / "duly.db"
     database = Database(str(path))
@@ -290,7 +289,7 @@ def test_a_backup_taken_while_a_worker_writes_is_whole_and_of_one_moment(here):
     worker = here.start("worker", "tasks:app", "--concurrency", "4")
     wait_until(lambda: (here.path / "ran.txt").exists(), "a first job")
     for number in range(3):
-        answer = here.run("backup", f"{number}.db")
+        answer = here.say("backup", f"{number}.db")
         assert re.fullmatch(rf"{number}\.db: [0-9.]+ [kM]B in [0-9.]+ s\n", answer.stdout), answer
         with sqlite3.connect(here.path / f"{number}.db") as copy:
             assert copy.execute("pragma integrity_check").fetchone() == ("ok",)
@@ -309,47 +308,48 @@ def test_a_backup_taken_while_a_worker_writes_is_whole_and_of_one_moment(here):
 
 
 def test_a_backup_is_written_over_only_by_force(here):
-    here.run("enqueue", "tasks:app", "note", '["a"]')
+    here.say("enqueue", "tasks:app", "note", '["a"]')
     (here.path / "old.db").write_text("something dear")
     assert "exists: name another file, or give --force" in complaint(
-        here.run("backup", "old.db", "--app", "tasks:app"), 2
+        here.say("backup", "old.db", "--app", "tasks:app"), 2
     )
     assert (here.path / "old.db").read_text() == "something dear"
-    said = json.loads(here.run("backup", "old.db", "--force", "--json", DULY_APP="tasks:app").stdout)
+    said = json.loads(here.say("backup", "old.db", "--force", "--json", DULY_APP="tasks:app").stdout)
     assert said["file"] == str(here.path / "old.db")
     assert said["bytes"] == (here.path / "old.db").stat().st_size
 
 
+@pytest.mark.process
 def test_what_is_held_runs_once_when_it_is_let_go_and_not_before(here):
     names = ["running", "ready-1", "ready-2", "mail"]
     worker = here.start("worker", "tasks:app", "--concurrency", "1", "--queues", "default")
     worker.line("worker.started")
-    here.run("enqueue", "tasks:app", "stay", '["running"]')
+    here.say("enqueue", "tasks:app", "stay", '["running"]')
     here.wait_for_file("began")
-    here.run("enqueue", "tasks:app", "note", '["ready-1"]')
-    here.run("enqueue", "tasks:app", "note", '["ready-2"]')
-    here.run("enqueue", "tasks:app", "note", '["mail"]', "--queue", "mail")
-    assert here.run("backup", "b.db").returncode == 0
+    here.say("enqueue", "tasks:app", "note", '["ready-1"]')
+    here.say("enqueue", "tasks:app", "note", '["ready-2"]')
+    here.say("enqueue", "tasks:app", "note", '["mail"]', "--queue", "mail")
+    assert here.say("backup", "b.db").returncode == 0
     (here.path / "go").touch()
     wait_until(lambda: len(ran(here)) == 3, "the work after the backup")
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     (here.path / "ran.txt").unlink()
 
-    answer = here.run("restore", "b.db", "--hold", "--yes")
+    answer = here.say("restore", "b.db", "--hold", "--yes")
     assert answer.returncode == 0, answer
     assert "1 running, 3 ready, 0 scheduled, 0 waiting, 0 dead" in answer.stdout
     assert "held: 1 job that ran, 2 queues, 0 schedules" in answer.stdout
     assert "will run again" not in answer.stderr
     here.start("worker", "tasks:app", "--queues", "default,mail,probe").line("worker.started")
-    assert here.run("enqueue", "tasks:app", "note", '["probe"]', "--queue", "probe", "--wait").stdout == '"probe"\n'
+    assert here.say("enqueue", "tasks:app", "note", '["probe"]', "--queue", "probe", "--wait").stdout == '"probe"\n'
     assert ran(here) == ["probe"]
 
-    assert here.run("queues", "resume", "default").returncode == 0
+    assert here.say("queues", "resume", "default").returncode == 0
     wait_until(lambda: len(ran(here)) == 3, "the queue that goes on")
     assert sorted(ran(here)) == ["probe", "ready-1", "ready-2"]
-    assert here.run("queues", "resume", "mail").returncode == 0
-    assert here.run("jobs", "retry", "--error", "held:", "--yes").returncode == 0
+    assert here.say("queues", "resume", "mail").returncode == 0
+    assert here.say("jobs", "retry", "--error", "held:", "--yes").returncode == 0
     database = Database(str(here.path / "duly.db"))
     wait_until(lambda: set(database.states().values()) == {State.SUCCEEDED}, "everything")
     database.app.close()
@@ -368,7 +368,7 @@ def held_backup(here: Folder) -> Path:
     database.claim()
     database.add(delay_ms=DAY)
     database.app.close()
-    assert here.run("backup", "b.db").returncode == 0
+    assert here.say("backup", "b.db").returncode == 0
     return here.path / "b.db"
 
 
@@ -376,7 +376,7 @@ def test_without_a_hold_it_warns_of_what_will_run_again(here):
     file = held_backup(here)
     before = file.read_bytes()
     for words in (["--dry-run"], ["--yes"]):
-        answer = here.run("restore", "b.db", "--url", "new.db", *words)
+        answer = here.say("restore", "b.db", "--url", "new.db", *words)
         assert answer.returncode == 0, answer
         assert re.match(
             r"b\.db: [0-9.]+ kB, last written 20\d\d-\d\d-\d\d .* UTC\n1 running, 1 ready, 1 sch", answer.stdout
@@ -392,22 +392,23 @@ def test_without_a_hold_it_warns_of_what_will_run_again(here):
 
 def test_a_restore_in_json_tells_what_was_there_and_what_is_held(here):
     held_backup(here)
-    said = json.loads(here.run("restore", "b.db", "--hold", "--yes", "--json").stdout)
+    said = json.loads(here.say("restore", "b.db", "--hold", "--yes", "--json").stdout)
     assert said["contents"] == {"ready": 1, "scheduled": 1, "running": 1, "waiting": 0, "dead": 0, "due": True}
     assert said["held"] == {"jobs": 1, "queues": 1, "schedules": 0}
     assert said["restored"] is True
 
 
+@pytest.mark.process
 def test_a_file_that_a_worker_uses_is_restored_only_by_force_and_the_worker_goes_on_with_it(here):
-    here.run("enqueue", "tasks:app", "note", '["again"]')
-    here.run("backup", "b.db")
+    here.say("enqueue", "tasks:app", "note", '["again"]')
+    here.say("backup", "b.db")
     here.start("worker", "tasks:app").line("worker.started")
     wait_until(lambda: ran(here) == ["again"], "the job")
     for words in (["--dry-run"], ["--yes"]):
-        said = complaint(here.run("restore", "b.db", *words), 2)
+        said = complaint(here.say("restore", "b.db", *words), 2)
         assert re.search(r"workers are alive in .*duly\.db .*: stop them first, or force it \(--force\)", said)
-    assert here.run("restore", "b.db", "--dry-run", "--force").returncode == 0
-    assert here.run("restore", "b.db", "--yes", "--force").returncode == 0
+    assert here.say("restore", "b.db", "--dry-run", "--force").returncode == 0
+    assert here.say("restore", "b.db", "--yes", "--force").returncode == 0
     wait_until(lambda: ran(here) == ["again", "again"], "the job of the backup")
 
 
@@ -416,13 +417,13 @@ def test_tables_of_the_application_that_the_backup_lacks_are_named_and_go_only_b
     with closing(sqlite3.connect(here.path / "duly.db", isolation_level=None)) as shop:
         shop.execute("create table orders (x)")
         for words in (["--dry-run"], ["--yes"]):
-            said = complaint(here.run("restore", "b.db", *words), 2)
+            said = complaint(here.say("restore", "b.db", *words), 2)
             assert re.search(r"duly\.db has tables that the backup lacks, .* \(orders\): .*--force", said)
-        answer = here.run("restore", "b.db", "--dry-run", "--force")
+        answer = here.say("restore", "b.db", "--dry-run", "--force")
         assert answer.returncode == 0
         assert "duly.db that b.db lacks will be dropped: orders\n" in answer.stderr
         assert shop.execute("select count(*) from orders").fetchone() == (0,)
-        said = json.loads(here.run("restore", "b.db", "--yes", "--force", "--json").stdout)
+        said = json.loads(here.say("restore", "b.db", "--yes", "--force", "--json").stdout)
         assert said["dropped"] == ["orders"]
         assert shop.execute("select name from sqlite_master where name = 'orders'").fetchall() == []
 
@@ -433,11 +434,11 @@ def test_a_database_is_not_held_while_workers_claim_unless_by_force(here, url, d
     database.live("note")
     words = ("restore", "--hold", "--url", url)
     for more in (["--dry-run"], ["--yes"]):
-        said = complaint(here.run(*words, *more), 2)
+        said = complaint(here.say(*words, *more), 2)
         assert re.search(r"1 worker alive in .* \(w\): stop them first, or give --force\. .* after 180 s", said)
     assert database.states() == {job_id: State.RUNNING}
-    assert here.run(*words, "--dry-run", "--force").returncode == 0
-    answer = here.run(*words, "--yes", "--force")
+    assert here.say(*words, "--dry-run", "--force").returncode == 0
+    answer = here.say(*words, "--yes", "--force")
     assert "1 worker alive in" in answer.stderr
     assert database.states() == {job_id: State.WAITING}
 
@@ -446,9 +447,9 @@ def test_a_database_restored_by_other_means_is_held_where_it_is(here, url, datab
     running, ready = database.add(2)
     database.claim()
     words = ("restore", "--hold", "--url", url)
-    assert "1 running, 1 ready" in here.run(*words, "--dry-run").stdout
+    assert "1 running, 1 ready" in here.say(*words, "--dry-run").stdout
     assert sorted(database.states().values()) == ["ready", "running"]
-    answer = here.run(*words, "--yes", USER="anna")
+    answer = here.say(*words, "--yes", USER="anna")
     assert "held: 1 job that ran, 1 queue, 0 schedules" in answer.stdout
     assert database.states() == {running: State.WAITING, ready: State.READY}
     assert [(pause.name, pause.paused_by) for pause in database.app.paused()] == [("default", "anna")]
@@ -472,26 +473,27 @@ def prepare_old(database: Database) -> list[str]:
 def test_prune_says_what_it_would_remove_and_removes_just_that(here, url, database):
     kept = prepare_old(database)
     words = ("prune", "--url", url)
-    plan = here.run(*words, "--dry-run").stdout
+    plan = here.say(*words, "--dry-run").stdout
     assert plan.startswith("would remove 2,500 finished jobs, ")
     assert plan.endswith("1 worker record\n")
-    assert "stdin is not a terminal" in complaint(here.run(*words), 2)
+    assert "stdin is not a terminal" in complaint(here.say(*words), 2)
     assert len(database.states()) == 2502
-    assert here.run(*words, "--yes").stdout == plan.replace("would remove", "removed")
+    assert here.say(*words, "--yes").stdout == plan.replace("would remove", "removed")
     assert sorted(database.states()) == sorted(kept)
-    assert here.run(*words).stdout == "nothing has expired\n"
+    assert here.say(*words).stdout == "nothing has expired\n"
 
 
 def test_prune_takes_only_what_is_named_and_keeps_the_rest_as_long_as_said(here, url, database):
     prepare_old(database)
     said = json.loads(
-        here.run("prune", "--url", url, "--yes", "--only", "workers,done", "--json", "--keep", "10d").stdout
+        here.say("prune", "--url", url, "--yes", "--only", "workers,done", "--json", "--keep", "10d").stdout
     )
     assert said == {"removed": {"done": 2500, "workers": 0}}
-    answer = here.run("prune", "--url", url, "--yes", DULY_PRUNE_KEEP="8d", DULY_PRUNE_ONLY="workers")
+    answer = here.say("prune", "--url", url, "--yes", DULY_PRUNE_KEEP="8d", DULY_PRUNE_ONLY="workers")
     assert answer.stdout == "removed 1 worker record\n"
 
 
+@pytest.mark.process
 def test_who_says_no_keeps_everything(here):
     database = Database(str(here.path / "duly.db"))
     prepare_old(database)
@@ -515,9 +517,9 @@ def test_who_says_no_keeps_everything(here):
 def test_migrate_takes_the_database_and_the_schema_of_an_app(here, postgres):
     url = postgres.new_database()
     (here.path / "theirs.py").write_text(f"from duly import Duly\napp = Duly({url!r}, schema='queue')\n")
-    said = json.loads(here.run("migrate", "--app", "theirs:app", "--json").stdout)
+    said = json.loads(here.say("migrate", "--app", "theirs:app", "--json").stdout)
     assert said["applied"] == [f"{step.number:04}_{step.name}" for step in migrate.migrations("postgres")]
-    assert "--schema is for" in complaint(here.run("migrate", "--app", "theirs:app", "--schema", "x"), 2)
+    assert "--schema is for" in complaint(here.say("migrate", "--app", "theirs:app", "--schema", "x"), 2)
     app = Duly(url, schema="queue")
     assert app.list() == []
     app.close()
@@ -577,7 +579,7 @@ def test_a_mistake_is_answered_with_what_to_do_and_nothing_is_written(here, word
     theirs.close()
     before = {file: file.read_bytes() for file in folder.rglob("*")}
     began = time.monotonic()
-    answer = complaint(run(*words, cwd=folder, PYTHONDONTWRITEBYTECODE="1"), code)
+    answer = complaint(say(folder, *words, PYTHONDONTWRITEBYTECODE="1"), code)
     assert_within(2 if DOWN in words else PATIENCE, began)
     assert re.search(said, answer, re.DOTALL), answer
     assert {file: file.read_bytes() for file in folder.rglob("*")} == before

@@ -25,6 +25,8 @@ import pytest
 
 from duly import Duly
 
+pytestmark = pytest.mark.process
+
 DULY = str(Path(sys.executable).parent / "duly")
 PATIENCE = 90
 HOSTILE = {

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,8 @@ from duly import Duly
 from duly.cli import example_call, reload
 from duly.model import State
 from tests.edges.programs import Folder, Forwarder, Program, assert_within, is_gone, wait_until
+
+pytestmark = pytest.mark.process
 
 APP = """
 import time
@@ -45,10 +46,8 @@ def nap(seconds: float) -> None:
 
 
 @pytest.fixture
-def here(tmp_path) -> Iterator[Folder]:
-    folder = Folder(tmp_path)
-    yield folder
-    folder.close()
+def here(folder) -> Folder:
+    return folder
 
 
 def write(here: Folder, text: str = APP, name: str = "tasks.py") -> Path:

@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,8 +20,7 @@ from duly import Duly
 from duly.model import JobRecord, State
 from duly.store import ops
 from tests.databases import fresh
-from tests.edges.programs import DULY, PATIENCE, Folder, wait_until
-from tests.edges.test_cli import complaint, run
+from tests.edges.programs import DULY, PATIENCE, Folder, complaint, say, wait_until
 from tests.edges.test_looking import shut
 
 TASKS = """
@@ -69,11 +67,9 @@ def url(request) -> str:
 
 
 @pytest.fixture
-def here(tmp_path) -> Iterator[Folder]:
-    (tmp_path / "tasks.py").write_text(TASKS.format(url=str(tmp_path / "jobs.db")))
-    folder = Folder(tmp_path)
-    yield folder
-    folder.close()
+def here(folder) -> Folder:
+    (folder.path / "tasks.py").write_text(TASKS.format(url=str(folder.path / "jobs.db")))
+    return folder
 
 
 def job_of(url: str, job_id: str) -> JobRecord:
@@ -98,7 +94,7 @@ def jobs_in(url: str) -> list[JobRecord]:
 
 
 def test_a_queue_that_nobody_has_is_warned_of_and_used_all_the_same(here, url):
-    answer = here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sum", "--url", url)
+    answer = here.say("enqueue", "tasks:app", "add", "[1]", "--queue", "sum", "--url", url)
     assert answer.returncode == 0
     assert answer.stderr.splitlines()[-1] == (
         "duly: no task of this app has the queue 'sum' and no living worker serves it: did you mean 'sums'?"
@@ -107,19 +103,20 @@ def test_a_queue_that_nobody_has_is_warned_of_and_used_all_the_same(here, url):
     app = Duly(url)
     app.driver.run(ops.register("w", host="h", pid=1, queues=["sum"], tasks=[], beat_ms=60_000))
     app.close()
-    assert here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sum", "--url", url).stderr == ""
-    assert here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sums", "--url", url).stderr == ""
+    assert here.say("enqueue", "tasks:app", "add", "[1]", "--queue", "sum", "--url", url).stderr == ""
+    assert here.say("enqueue", "tasks:app", "add", "[1]", "--queue", "sums", "--url", url).stderr == ""
 
 
 def test_b09_a_full_queue_is_told_with_what_to_do_and_nothing_is_added(here, url):
-    assert here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sums", "--url", url).returncode == 0
-    assert here.run("queues", "limit", "sums", "--depth", "1", "--url", url).returncode == 0
-    answer = here.run("enqueue", "tasks:app", "add", "[1]", "--queue", "sums", "--url", url)
+    assert here.say("enqueue", "tasks:app", "add", "[1]", "--queue", "sums", "--url", url).returncode == 0
+    assert here.say("queues", "limit", "sums", "--depth", "1", "--url", url).returncode == 0
+    answer = here.say("enqueue", "tasks:app", "add", "[1]", "--queue", "sums", "--url", url)
     assert (answer.returncode, answer.stdout) == (1, "")
     assert "queue 'sums' is full: 1 job waits in it, and one more would exceed its limit of 1." in answer.stderr
     assert len(jobs_in(url)) == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "stdin", "payload"),
     [
@@ -146,12 +143,12 @@ def test_the_id_stands_alone_on_stdout_and_the_arguments_are_in_the_job(here, ur
 
 
 def test_a_task_without_arguments_needs_none(here):
-    answer = here.run("enqueue", "tasks.py", "stop")
+    answer = here.say("enqueue", "tasks.py", "stop")
     assert job_of(str(here.path / "jobs.db"), answer.stdout.strip()).payload == {}
 
 
 def test_the_first_one_makes_the_file_and_tells_its_whole_path(here):
-    first, second = (here.run("enqueue", "tasks:app", "stop") for _ in range(2))
+    first, second = (here.say("enqueue", "tasks:app", "stop") for _ in range(2))
     assert first.stderr == f"duly: made the database {here.path / 'jobs.db'}\n"
     assert second.stderr == ""
 
@@ -159,68 +156,70 @@ def test_the_first_one_makes_the_file_and_tells_its_whole_path(here):
 def test_every_term_can_be_given_as_a_flag_or_in_the_environment(here, url):
     soon = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
     flags = ["--queue", "other", "--priority", "-9", "--key", "k", "--subject", "a matter", "--at", soon.isoformat()]
-    job = job_of(url, here.run("enqueue", "tasks:app", "add", "[1]", *flags, "--url", url).stdout.strip())
+    job = job_of(url, here.say("enqueue", "tasks:app", "add", "[1]", *flags, "--url", url).stdout.strip())
     said = (job.queue, job.priority, job.key, job.subject, job.due_at, job.state)
     assert said == ("other", -9, "k", "a matter", int(soon.timestamp() * 1000), State.SCHEDULED)
     words = {"DULY_ENQUEUE_URL": url, "DULY_ENQUEUE_DELAY": "5m", "DULY_ENQUEUE_QUEUE": "e"}
-    job = job_of(url, here.run("enqueue", "tasks:app", "add", "[1]", **words).stdout.strip())
+    job = job_of(url, here.say("enqueue", "tasks:app", "add", "[1]", **words).stdout.strip())
     assert job.queue == "e"
     assert job.due_at == job.created_at + 300_000
 
 
 def test_a_moment_without_a_zone_is_utc(here):
-    job_id = here.run("enqueue", "tasks:app", "add", "[1]", "--at", "2100-01-31T12:00").stdout.strip()
+    job_id = here.say("enqueue", "tasks:app", "add", "[1]", "--at", "2100-01-31T12:00").stdout.strip()
     due = datetime(2100, 1, 31, 12, tzinfo=UTC)
     assert job_of(str(here.path / "jobs.db"), job_id).due_at == int(due.timestamp() * 1000)
 
 
 def test_a_key_that_is_taken_adds_nothing_and_says_so(here, url):
     words = ("enqueue", "tasks:app", "add", "--url", url, "--key", "once")
-    first = here.run(*words, "[1]")
-    again = here.run(*words, "[1]")
+    first = here.say(*words, "[1]")
+    again = here.say(*words, "[1]")
     assert again.stdout == first.stdout
     assert "has this key already: nothing was added" in again.stderr
-    assert json.loads(here.run(*words, "[1]", "--json").stdout) == {"id": first.stdout.strip(), "deduplicated": True}
-    other = complaint(here.run(*words, "[2]"), 1)
+    assert json.loads(here.say(*words, "[1]", "--json").stdout) == {"id": first.stdout.strip(), "deduplicated": True}
+    other = complaint(here.say(*words, "[2]"), 1)
     assert "which has other arguments" in other
     assert len(jobs_in(url)) == 1
 
 
 def test_a_function_that_makes_the_key_gets_the_arguments_as_the_task_does(here):
     for text in ('{"when": "2030-05-01T08:00:00Z"}', '["2030-05-01T09:00:00Z"]'):
-        here.run("enqueue", "tasks:app", "daily", text)
+        here.say("enqueue", "tasks:app", "daily", text)
     assert [job.key for job in jobs_in(str(here.path / "jobs.db"))] == ["day:2030-05-01"]
 
 
 # Waiting
 
 
+@pytest.mark.process
 def test_waiting_prints_the_result_as_json_and_nothing_else(here, url):
     here.start("worker", "tasks:app", "--url", url).line("worker.started")
-    answer = here.run("enqueue", "tasks:app", "add", "[1]", "--wait", "--url", url)
+    answer = here.say("enqueue", "tasks:app", "add", "[1]", "--wait", "--url", url)
     assert (answer.returncode, answer.stdout) == (0, "3\n"), answer
     assert re.fullmatch(f"duly: waiting for job {ID}\n", answer.stderr)
-    text = here.run("enqueue", "tasks:app", "daily", '["2030-05-01T08:00:00Z"]', "--wait", "--url", url).stdout
+    text = here.say("enqueue", "tasks:app", "daily", '["2030-05-01T08:00:00Z"]', "--wait", "--url", url).stdout
     assert json.loads(text) == "on 01.05. datetime — ü"
-    said = json.loads(here.run("enqueue", "tasks:app", "add", "[4]", "--wait", "--json", "--url", url).stdout)
+    said = json.loads(here.say("enqueue", "tasks:app", "add", "[4]", "--wait", "--json", "--url", url).stdout)
     assert (said["state"], said["result"], said["deduplicated"]) == ("succeeded", 6, False)
 
 
+@pytest.mark.process
 def test_a_job_that_dies_or_is_cancelled_fails_the_command_with_its_error(here, url):
     here.start("worker", "tasks:app", "--url", url).line("worker.started")
-    dead = complaint(here.run("enqueue", "tasks:app", "fail", '["too bad"]', "--wait", "--url", url), 1)
+    dead = complaint(here.say("enqueue", "tasks:app", "fail", '["too bad"]', "--wait", "--url", url), 1)
     assert "is dead" in dead
     assert "ValueError: too bad" in dead
-    cancelled = complaint(here.run("enqueue", "tasks:app", "stop", "--wait", "--url", url), 1)
+    cancelled = complaint(here.say("enqueue", "tasks:app", "stop", "--wait", "--url", url), 1)
     assert "was cancelled: no more of it" in cancelled
-    answer = here.run("enqueue", "tasks:app", "fail", '["so bad"]', "--wait", "--json", "--url", url)
+    answer = here.say("enqueue", "tasks:app", "fail", '["so bad"]', "--wait", "--json", "--url", url)
     assert answer.returncode == 1
     said = json.loads(answer.stdout)
     assert (said["state"], said["error"]) == ("dead", "ValueError: so bad")
 
 
 def test_who_waits_for_what_nobody_runs_is_told_at_once_and_after_the_time(here, url):
-    waiting = here.run("enqueue", "tasks:app", "add", "[1]", "--wait", "--timeout", "200ms", "--url", url)
+    waiting = here.say("enqueue", "tasks:app", "add", "[1]", "--wait", "--timeout", "200ms", "--url", url)
     answer = complaint(waiting, 1, lines=4)  # that it waits, for whom, and that it waits no more
     assert "no living worker knows task 'add' and serves queue 'sums': start one with duly worker tasks:app" in answer
     assert "has not ended within 200ms, and goes on" in answer
@@ -229,11 +228,11 @@ def test_who_waits_for_what_nobody_runs_is_told_at_once_and_after_the_time(here,
 
 def test_who_waits_for_what_is_not_due_or_paused_is_told_so(here):
     words = ("enqueue", "tasks:app", "add", "[1]", "--wait", "--timeout", "100ms")
-    assert "it is not due before" in here.run(*words, "--delay", "1h").stderr
+    assert "it is not due before" in here.say(*words, "--delay", "1h").stderr
     app = Duly(str(here.path / "jobs.db"))
     app.pause(queue="sums", by="anna", why="it rains")
     app.close()
-    assert "queue 'sums' is paused by anna: it rains" in here.run(*words).stderr
+    assert "queue 'sums' is paused by anna: it rains" in here.say(*words).stderr
 
 
 def test_who_waits_behind_another_in_an_order_is_told_behind_whom(here):
@@ -243,12 +242,13 @@ def test_who_waits_behind_another_in_an_order_is_told_behind_whom(here):
         "@app.task(ordering_key=lambda account: account)\n"
         "def book(account: str) -> None: ...\n"
     )
-    first = here.run("enqueue", "lines:app", "book", '["a"]').stdout.strip()
-    waiting = here.run("enqueue", "lines:app", "book", '["a"]', "--wait", "--timeout", "100ms")
+    first = here.say("enqueue", "lines:app", "book", '["a"]').stdout.strip()
+    waiting = here.say("enqueue", "lines:app", "book", '["a"]', "--wait", "--timeout", "100ms")
     assert re.search(rf"it waits behind job {first} \(ready, .*\) in the order of 'book:a'", waiting.stderr)
     assert "start one with duly worker lines:app" in waiting.stderr
 
 
+@pytest.mark.process
 def test_a_database_that_goes_away_is_waited_for_and_the_result_told_all_the_same(here, postgres_url):
     waiting = here.start("enqueue", "tasks:app", "add", "[1]", "--wait", "--url", postgres_url)
     waiting.line("no living worker")
@@ -263,6 +263,7 @@ def test_a_database_that_goes_away_is_waited_for_and_the_result_told_all_the_sam
     assert str(waiting).count("is away") == 1
 
 
+@pytest.mark.process
 def test_a_database_that_stays_away_is_given_up_after_the_time(here, postgres_url):
     waiting = here.start("enqueue", "tasks:app", "add", "[1]", "--wait", "--timeout", "2s", "--url", postgres_url)
     waiting.line("no living worker")
@@ -272,6 +273,7 @@ def test_a_database_that_stays_away_is_given_up_after_the_time(here, postgres_ur
     waiting.line("has not ended within 2s, and goes on")
 
 
+@pytest.mark.process
 def test_ctrl_c_while_waiting_leaves_the_job_alone_and_says_so(here):
     waiting = here.start("enqueue", "tasks:app", "add", "[1]", "--wait")
     waiting.line("no living worker")
@@ -286,6 +288,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone_and_says_so(here):
     assert job.cancel_requested_at is None
 
 
+@pytest.mark.process
 def test_a_terminal_is_shown_how_far_the_job_is(here):
     here.start("worker", "tasks:app").line("worker.started")
     with Terminal(here, "enqueue", "tasks:app", "part", "--wait") as terminal:
@@ -295,6 +298,7 @@ def test_a_terminal_is_shown_how_far_the_job_is(here):
     assert terminal.stdout == '"done"\n'
 
 
+@pytest.mark.process
 def test_a_terminal_is_told_how_to_look_at_the_job(here):
     with Terminal(here, "enqueue", "tasks:app", "add", "[1]") as terminal:
         assert terminal.end() == 0
@@ -383,7 +387,7 @@ MISTAKES = [
 def test_a_mistake_is_answered_in_a_line_and_nothing_is_written(here, words, code, said):
     before = listing(here.path)
     began = time.monotonic()
-    answer = complaint(run("enqueue", *words, cwd=here.path, PYTHONDONTWRITEBYTECODE="1"), code)
+    answer = complaint(say(here.path, "enqueue", *words, PYTHONDONTWRITEBYTECODE="1"), code)
     assert re.search(said, answer, re.DOTALL), answer
     assert listing(here.path) == before
     assert time.monotonic() - began < 5
@@ -395,6 +399,6 @@ def listing(folder: Path) -> list[str]:
 
 def test_tables_that_are_missing_are_told_with_the_command_that_makes_them(here, postgres):
     url = postgres.new_database()
-    answer = complaint(here.run("enqueue", "tasks:app", "add", "[1]", "--url", url), 1)
+    answer = complaint(here.say("enqueue", "tasks:app", "add", "[1]", "--url", url), 1)
     assert "has no duly tables yet: run `duly migrate" in answer
     postgres.drop(url)

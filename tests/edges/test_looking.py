@@ -20,6 +20,7 @@ import pytest
 from duly.cli.top import CLOSE, OPEN, Rates
 from duly.model import JobRecord, NewJob, Terms, WorkerRecord
 from duly.store import lanes, ops
+from tests.edges.programs import DULY, complaint, run, say
 from tests.edges.stock import (
     NOBODY,
     Mistake,
@@ -36,7 +37,6 @@ from tests.edges.stock import (
     to_look_at,
     told,
 )
-from tests.edges.test_cli import DULY, complaint, run
 
 READING = (
     ["jobs", "list"],
@@ -85,6 +85,7 @@ def test_the_list_of_jobs_is_newest_first_and_says_what_is_worth_knowing(stock):
     assert re.search(r"cancelled .* stop .* not wanted$", text, re.MULTILINE)
 
 
+@pytest.mark.process
 def test_eighty_columns_show_what_one_looks_for_first(stock):
     for words in (["jobs", "list"], ["dead", "list"]):
         with on_a_terminal(*words, "--url", stock.url, columns=80) as (listing, terminal):
@@ -94,6 +95,7 @@ def test_eighty_columns_show_what_one_looks_for_first(stock):
         assert all(len(re.sub(r"\x1b\[\d*m", "", line)) <= 80 for line in lines)
 
 
+@pytest.mark.process
 def test_no_color_is_obeyed_everywhere(stock):
     for words in (["jobs", "list"], ["doctor"], ["stats"]):
         for wish, coloured in (("", True), ("1", False)):
@@ -101,6 +103,7 @@ def test_no_color_is_obeyed_everywhere(stock):
                 assert (re.search(r"\x1b\[\d+m", read_all(command, terminal)) is not None) == coloured, words
 
 
+@pytest.mark.process
 def test_a_dumb_terminal_gets_plain_lines(stock):
     with on_a_terminal("top", "--interval", "100ms", "--url", stock.url, TERM="dumb") as (top, terminal):
         seen = read_until(terminal, "ready 2") + read_until(terminal, "ready 2")
@@ -301,6 +304,7 @@ def test_top_once_shows_queues_workers_running_and_dead_jobs(stock):
     assert (look["dead_count"], look["running"][0]["task"], look["succeeded_rate"]) == (3, "long", None)
 
 
+@pytest.mark.process
 def test_top_prints_one_line_a_look_where_there_is_no_terminal_and_ctrl_c_ends_it(stock):
     with Watching(stock, "--interval", "100ms") as top:
         for _ in range(3):
@@ -310,6 +314,7 @@ def test_top_prints_one_line_a_look_where_there_is_no_terminal_and_ctrl_c_ends_i
         assert top.process.stderr.read() == ""
 
 
+@pytest.mark.process
 def test_top_waits_for_a_database_that_goes_away(postgres_url):
     stock = Stock(postgres_url)
     stock.app.close()
@@ -324,6 +329,7 @@ def test_top_waits_for_a_database_that_goes_away(postgres_url):
             pass
 
 
+@pytest.mark.process
 def test_top_says_on_the_screen_that_the_database_is_away_and_goes_on(postgres_url):
     stock = Stock(postgres_url)
     stock.register("w1")
@@ -379,6 +385,7 @@ class Watching:
         self.process.communicate()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_top_gives_the_terminal_back_however_it_is_stopped(stock, number, code):
     with on_a_terminal("top", "--interval", "100ms", "--url", stock.url) as (top, terminal):
@@ -441,7 +448,7 @@ def beat(at: int, **more: Any) -> WorkerRecord:
 
 def test_jobs_are_cancelled_by_id_and_one_that_is_not_there_does_not_stop_the_others(fresh):
     ready, running, ended = fresh.one("ready"), fresh.one("running"), fresh.one("succeeded")
-    answer = run("jobs", "cancel", ready, NOBODY, running, ended, ready, cwd=Path("/"), DULY_URL=fresh.url, USER="eve")
+    answer = say(Path("/"), "jobs", "cancel", ready, NOBODY, running, ended, ready, DULY_URL=fresh.url, USER="eve")
     assert answer.returncode == 3
     assert answer.stderr == f"duly: no job has the id {NOBODY}\n"
     assert answer.stdout.splitlines() == [
@@ -520,10 +527,10 @@ def test_a_dead_job_is_replayed_with_a_payload_that_fits_its_task(fresh, tmp_pat
     )
     job_id = fresh.one("dead")
     replay = ["dead", "replay", job_id, "--app", "tasks:app", "--payload"]
-    refused = run(*replay, '{"n": "two"}', cwd=tmp_path, DULY_URL=fresh.url)
+    refused = say(tmp_path, *replay, '{"n": "two"}', DULY_URL=fresh.url)
     assert "argument `n`: expected `int`" in complaint(refused, 2)
     assert fresh.app.get(job_id).replayed_as is None
-    answer = run(*replay, '{"n": 2}', "--key", "two", cwd=tmp_path, DULY_URL=fresh.url)
+    answer = say(tmp_path, *replay, '{"n": 2}', "--key", "two", DULY_URL=fresh.url)
     job = fresh.app.get(answer.stdout.split()[-1])
     assert (job.payload, job.key) == ({"n": 2}, "two")
 
@@ -581,6 +588,7 @@ def test_what_would_be_resolved_is_told_without_a_reason(fresh):
     assert len(json.loads(fresh.say("dead", "list", "--json").stdout)) == 3
 
 
+@pytest.mark.process
 def test_a_bar_does_not_pretend_to_know_a_count_that_was_given_up_on(empty):
     empty.enqueue("many", 10_700)
     with on_a_terminal("jobs", "cancel", "--all", "--yes", "--url", empty.url) as (_, terminal):
@@ -604,6 +612,7 @@ def test_dead_jobs_are_purged_and_nothing_else_is(fresh):
     assert fresh.state(partial) == "partial"
 
 
+@pytest.mark.process
 def test_who_is_asked_and_says_no_changes_nothing(fresh):
     assert "Cancel 8 jobs? [y/N]" in asked_and_said_no(fresh, "jobs", "cancel", "--all")
     assert len(fresh.jobs(state="ready")) == 2
@@ -732,15 +741,15 @@ def test_a_database_that_is_down_is_told_within_two_seconds(words):
 def test_missing_tables_are_answered_with_what_makes_them(tmp_path, postgres):
     url = postgres.new_database()
     for words in (["jobs", "list"], ["stats"], ["top", "--once"]):
-        assert "duly migrate" in complaint(run(*words, "--url", url, cwd=tmp_path), 1)
+        assert "duly migrate" in complaint(say(tmp_path, *words, "--url", url), 1)
     postgres.drop(url)
 
 
 def test_an_app_names_the_database_and_a_schema_given_beside_it_counts(tmp_path, stock):
     (tmp_path / "tasks.py").write_text(f"from duly import Duly\napp = Duly({stock.url!r})\n")
-    assert "boom" in run("jobs", "list", "--app", "tasks:app", cwd=tmp_path).stdout
+    assert "boom" in say(tmp_path, "jobs", "list", "--app", "tasks:app").stdout
     (tmp_path / "far.py").write_text("from duly import Duly\napp = Duly('postgresql://nobody@127.0.0.1:1/db')\n")
-    answer = run("jobs", "list", "--app", "far:app", "--schema", "NOT VALID", cwd=tmp_path)
+    answer = say(tmp_path, "jobs", "list", "--app", "far:app", "--schema", "NOT VALID")
     assert "NOT VALID" in complaint(answer, 2)
 
 
@@ -768,11 +777,12 @@ def test_a_dry_run_of_a_named_job_says_what_would_become_of_it(stock, verb, stat
     assert (answer.stdout.split("  ")[1].strip(), answer.exit_code) == (outcome, code)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "words", [["jobs", "list"], ["jobs", "cancel", "--help"], ["jobs", "cancel", "--all", "--dry-run"]]
 )
 def test_a_terminal_that_knows_few_letters_gets_others_instead(stock, tmp_path, words):
-    answer = run(*words, cwd=tmp_path, DULY_URL=stock.url, PYTHONIOENCODING="latin-1:strict", PYTHONUTF8="0")
+    answer = run(tmp_path, *words, DULY_URL=stock.url, PYTHONIOENCODING="latin-1:strict", PYTHONUTF8="0")
     assert (answer.returncode, answer.stderr) == (0, "")
 
 

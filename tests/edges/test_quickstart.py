@@ -14,6 +14,8 @@ import pytest
 
 from tests.test_docs import ROOT, blocks, commands, matches, run, write_files
 
+pytestmark = pytest.mark.process
+
 PAGE = ROOT / "docs" / "quickstart.md"
 DULY = str(Path(sys.executable).parent / "duly")
 READY = "Edit a file and it reloads, Ctrl-C ends."

@@ -16,6 +16,7 @@ from duly.rules.timing import Mode, Timing
 from duly.store import ops
 from duly.store.schedules import Definition, abandon, define
 from duly.testing import drain, frozen
+from tests.edges.programs import complaint, run, say
 from tests.edges.stock import (
     Mistake,
     Stock,
@@ -29,7 +30,6 @@ from tests.edges.stock import (
     to_look_at,
     told,
 )
-from tests.edges.test_cli import complaint, run
 from tests.engine.test_schedules import fire
 
 THURSDAY = datetime(2024, 3, 28, 12, tzinfo=UTC)  # three days before Vienna's clocks go forward
@@ -177,9 +177,7 @@ def test_next_is_told_in_the_zone_and_in_utc(plan):
 
 
 def test_next_after_a_date_without_a_zone_takes_it_in_the_schedules_and_says_so(plan):
-    answer = run(
-        "schedules", "next", "daily", "--after", "2024-07-01T09:00", "-n", "1", "--url", plan.url, cwd=Path("/")
-    )
+    answer = say(Path("/"), "schedules", "next", "daily", "--after", "2024-07-01T09:00", "-n", "1", "--url", plan.url)
     assert answer.stdout.splitlines()[1] == "2024-07-02 09:00:00+02:00  2024-07-02 07:00:00"
     assert answer.stderr == ("duly: --after has no zone: read as 2024-07-01 09:00:00+02:00 (2024-07-01 07:00:00 UTC)\n")
 
@@ -353,6 +351,7 @@ def test_a_backfill_of_many_goes_in_parts_and_counts_as_far_as_people_count(empt
     assert would.startswith("would fire more than 10,000 due times of 'often'; nothing was changed\n")
 
 
+@pytest.mark.process
 def test_who_is_asked_and_says_no_changes_nothing(fresh):
     before = fresh.everything()
     for words, question in (
@@ -440,9 +439,10 @@ def test_a_mistake_is_answered_in_a_line_and_nothing_is_changed(plan, mistake):
     assert plan.everything() == before
 
 
+@pytest.mark.process
 def test_a_wrong_name_is_answered_by_the_real_program_without_a_traceback(plan):
     for words in (["show", "dayli"], ["trigger", b"\xff".decode(errors="surrogateescape")]):
-        assert "no schedule is named" in complaint(run("schedules", *words, "--url", plan.url, cwd=Path("/")), 3)
+        assert "no schedule is named" in complaint(run(Path("/"), "schedules", *words, "--url", plan.url), 3)
 
 
 @pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
@@ -456,10 +456,11 @@ def test_a_database_that_is_down_is_told_within_two_seconds(words):
     answer_while_it_is_down("schedules", *words)
 
 
+@pytest.mark.process
 def test_a_terminal_that_knows_few_letters_gets_others_instead(plan, tmp_path):
     for words in (["list"], ["backfill", "daily", *WINDOW, "--dry-run"], ["next", "--help"]):
         environ = {"DULY_URL": plan.url, "PYTHONIOENCODING": "latin-1:strict", "PYTHONUTF8": "0"}
-        answer = run("schedules", *words, cwd=tmp_path, **environ)
+        answer = run(tmp_path, "schedules", *words, **environ)
         assert (answer.returncode, answer.stderr) == (0, "")
 
 
@@ -493,6 +494,6 @@ def test_doctor_names_what_cannot_be_read_here_and_what_no_code_has(fresh):
 
 
 def findings(plan: Plan) -> list[tuple[str, str, str]]:
-    answer = run("doctor", "--json", "--url", plan.url, cwd=Path("/"))
+    answer = say(Path("/"), "doctor", "--json", "--url", plan.url)
     found = [one for one in json.loads(answer.stdout)["findings"] if one["name"] == "schedules"]
     return [(one["level"], one["text"], one["remedy"]) for one in found]

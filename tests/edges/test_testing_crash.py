@@ -22,6 +22,8 @@ from duly.model import State
 from duly.testing import CrashPoint
 from tests.contract.stores import TABLES
 
+pytestmark = pytest.mark.process
+
 Fresh = Callable[[], Any]
 
 

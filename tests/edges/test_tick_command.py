@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
 from duly import Duly
 from duly.worker.tick import Ticked
 from tests.databases import fresh
-from tests.edges.programs import Folder
+from tests.edges.programs import Folder, complaint
 from tests.edges.stock import DOWN, IS_DOWN
-from tests.edges.test_cli import complaint
+
+pytestmark = pytest.mark.process
 
 TASKS = """
 from duly import Duly, SyncCtx
@@ -45,11 +45,9 @@ def url(request) -> str:
 
 
 @pytest.fixture
-def here(tmp_path, url) -> Iterator[Folder]:
-    (tmp_path / "tasks.py").write_text(TASKS.format(url=url))
-    folder = Folder(tmp_path)
-    yield folder
-    folder.close()
+def here(folder, url) -> Folder:
+    (folder.path / "tasks.py").write_text(TASKS.format(url=url))
+    return folder
 
 
 def enqueue(url: str, count: int) -> None:

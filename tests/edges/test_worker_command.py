@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,6 +20,8 @@ from duly.worker import liveness
 from tests.databases import fresh
 from tests.edges.programs import DULY, PATIENCE, Folder, Forwarder, Program, assert_within, is_gone, wait_until
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request) -> str:
@@ -28,10 +29,8 @@ def url(request) -> str:
 
 
 @pytest.fixture
-def here(tmp_path) -> Iterator[Folder]:
-    folder = Folder(tmp_path)
-    yield folder
-    folder.close()
+def here(folder) -> Folder:
+    return folder
 
 
 # Starting
@@ -108,18 +107,18 @@ def test_a_job_enqueued_from_outside_is_done_and_can_be_shown(here, url):
     worker.line("worker.started")
     job = tasks.add.enqueue(1, 2)
     assert job.result(PATIENCE) == 3
-    shown = json.loads(here.run("jobs", "show", job.id, "--json", "--url", url).stdout)
+    shown = json.loads(here.say("jobs", "show", job.id, "--json", "--url", url).stdout)
     assert set(shown) >= {*JobRecord.__struct_fields__, "attempts"}
     assert (shown["id"], shown["state"], shown["result"], shown["attempts"]) == (job.id, "succeeded", 3, [])
     assert shown["payload"] == {"a": 1, "b": 2}
 
     dead = tasks.fail.enqueue("word")
     worker.line("job.dead")
-    shown = json.loads(here.run("jobs", "show", dead.id, "--json", DULY_URL=url).stdout)
+    shown = json.loads(here.say("jobs", "show", dead.id, "--json", DULY_URL=url).stdout)
     assert [(one["attempt"], one["outcome"], one["error"]) for one in shown["attempts"]] == [
         (1, "failed", "ValueError: no")
     ]
-    told = here.run("jobs", "show", dead.id, DULY_URL=url).stdout
+    told = here.say("jobs", "show", dead.id, DULY_URL=url).stdout
     assert re.search(r"^state +dead$", told, re.MULTILINE)
     assert re.search(r"^why +it is dead because: ", told, re.MULTILINE)
     worker.signal(signal.SIGTERM)
@@ -127,15 +126,15 @@ def test_a_job_enqueued_from_outside_is_done_and_can_be_shown(here, url):
 
 
 def test_a_job_that_is_not_there_is_exit_code_3_and_looking_makes_no_database(here, tmp_path):
-    here.run("migrate", "--url", "jobs.db")
-    answer = here.run("jobs", "show", "01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55", "--url", "jobs.db")
+    here.say("migrate", "--url", "jobs.db")
+    answer = here.say("jobs", "show", "01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55", "--url", "jobs.db")
     assert answer.returncode == 3
     assert answer.stderr == "duly: no job has the id 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55\n"
-    answer = here.run("jobs", "show", "no id at all", "--url", "missing.db")
+    answer = here.say("jobs", "show", "no id at all", "--url", "missing.db")
     assert answer.returncode == 2
     assert re.search("there is no database .*missing.db yet: .*name it with --url", answer.stderr)
     assert not (tmp_path / "missing.db").exists()
-    answer = here.run("jobs", "shwo", "x")
+    answer = here.say("jobs", "shwo", "x")
     assert answer.returncode == 2
     assert "Did you mean 'show'?" in answer.stderr
 
@@ -276,10 +275,10 @@ def test_a_worker_waits_for_a_server_that_is_away_at_its_start_and_is_alive_mean
         assert_within(2, began)
         place = urlsplit(forwarder.url)
         assert f"{place.hostname}:{place.port}{place.path} cannot be reached (Connection refused)" in line
-        wait_until(lambda: here.run("check", "--worker").returncode == 0, "a sign of life")
+        wait_until(lambda: here.say("check", "--worker").returncode == 0, "a sign of life")
         pauses = [re.search(r"again_in_s=(\d+)", one)[1] for one in worker.found("waiting_for_database", count=3)]
         assert pauses[:3] == ["1", "2", "4"]
-        assert here.run("check", "--worker", "--within", "3s").returncode == 0
+        assert here.say("check", "--worker", "--within", "3s").returncode == 0
         forwarder.open()
         worker.line("worker.found_database")
         worker.line("worker.started")
@@ -326,7 +325,7 @@ def test_a_server_that_does_not_answer_is_spoken_of_within_two_seconds(here, tmp
         took, began = time.monotonic() - began, time.monotonic()
         here.run("--version")
         assert took < 2 + 3 * (time.monotonic() - began)  # where other tests are busy, it takes its time to start
-        assert here.run("check", "--worker").returncode == 0
+        assert here.say("check", "--worker").returncode == 0
         worker.line("waiting_for_database .*cannot be reached")
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
@@ -377,7 +376,7 @@ def test_a_file_that_may_not_be_written_is_told_and_not_waited_for(here, tmp_pat
     kept = tmp_path / "kept"
     kept.mkdir()
     here.app(str(kept / "jobs.db")).app.close()
-    here.run("migrate", "--app", "tasks.py")
+    here.say("migrate", "--app", "tasks.py")
     (kept / place).chmod(rights)
     try:
         asked = [*UNPRIVILEGED, DULY, *words]
@@ -572,36 +571,37 @@ def test_logs_for_people_quote_what_needs_it_and_are_plain_where_there_is_no_ter
 
 def test_check_tells_whether_the_workers_here_are_alive(here):
     here.app()
-    answer = here.run("check", "--worker")
+    answer = here.say("check", "--worker")
     assert answer.returncode == 1
     assert "no worker of this user runs here" in answer.stdout
     supervisor = here.start("worker", "tasks:app", "--processes", "2")
     supervisor.found("worker.started", count=2)
-    wait_until(lambda: json.loads(here.run("check", "--worker", "--json").stdout)["alive"], "alive")
-    told = json.loads(here.run("check", "--worker", "--json").stdout)
     pids = pids_of(supervisor, count=2)
+    wait_until(lambda: len(json.loads(here.say("check", "--worker", "--json").stdout)["workers"]) == 2, "both")
+    told = json.loads(here.say("check", "--worker", "--json").stdout)
+    assert told["alive"]
     assert {one["pid"] for one in told["workers"]} == set(pids)
-    answer = here.run("check", "--worker")
+    answer = here.say("check", "--worker")
     assert answer.returncode == 0
     assert answer.stdout.count(" is alive: last sign of life") == 2
 
     os.kill(pids[0], signal.SIGSTOP)
     try:
-        wait_until(lambda: here.run("check", "--worker", "--within", "3s").returncode == 1, "silence")
-        assert f"(pid {pids[0]}) is silent" in here.run("check", "--worker", "--within", "3s").stdout
+        wait_until(lambda: here.say("check", "--worker", "--within", "3s").returncode == 1, "silence")
+        assert f"(pid {pids[0]}) is silent" in here.say("check", "--worker", "--within", "3s").stdout
     finally:
         os.kill(pids[0], signal.SIGKILL)  # and its file stays behind
     supervisor.found("worker.started", count=3)
-    wait_until(lambda: here.run("check", "--worker").returncode == 0, "alive again")
-    assert f"pid {pids[0]})" not in here.run("check", "--worker").stdout
+    wait_until(lambda: here.say("check", "--worker").returncode == 0, "alive again")
+    assert f"pid {pids[0]})" not in here.say("check", "--worker").stdout
     supervisor.signal(signal.SIGTERM)
     assert supervisor.wait() == 0
-    assert here.run("check", "--worker").returncode == 1
+    assert here.say("check", "--worker").returncode == 1
     assert list((here.path / "run").iterdir()) == []
 
 
 def test_check_needs_no_flag(here):
-    alone, flagged = here.run("check"), here.run("check", "--worker")
+    alone, flagged = here.say("check"), here.say("check", "--worker")
     assert (alone.returncode, alone.stdout) == (flagged.returncode, flagged.stdout)
     assert "no worker of this user runs here" in alone.stdout
 
