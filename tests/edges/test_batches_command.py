@@ -19,9 +19,8 @@ from duly.cli.batch_watch import Snapshot, Speed, bar_line
 from duly.model import BatchRecord, Change, State
 from duly.store import ops
 from duly.store.op import Finish
-from tests.edges.programs import DULY, complaint, run
+from tests.edges.programs import DULY, NOBODY, complaint, run
 from tests.edges.stock import (
-    NOBODY,
     Mistake,
     Stock,
     answer_to,

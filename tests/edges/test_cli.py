@@ -235,7 +235,8 @@ def test_the_installed_program_answers_as_a_command_in_this_process_does(tmp_pat
     """Other tests run commands in this process: here the program shows that it misses nothing at import."""
     say(tmp_path, "migrate")
     (tmp_path / "tasks.py").write_text("from duly import Duly\napp = Duly('duly.db')\n")
-    real, here = (answer(tmp_path, *words.split(), DULY_RUN_DIR=str(tmp_path / "run")) for answer in (run, say))
+    environ = {"DULY_RUN_DIR": str(tmp_path / "run"), "COLUMNS": "80"}
+    real, here = (answer(tmp_path, *words.split(), **environ) for answer in (run, say))
     assert (real.returncode, steady(real.stdout), real.stderr) == (here.returncode, steady(here.stdout), here.stderr)
     assert "Traceback" not in real.stderr
 

@@ -20,9 +20,8 @@ import pytest
 from duly.cli.top import CLOSE, OPEN, Rates
 from duly.model import JobRecord, NewJob, Terms, WorkerRecord
 from duly.store import lanes, ops
-from tests.edges.programs import DULY, complaint, run, say
+from tests.edges.programs import DULY, NOBODY, complaint, run, say
 from tests.edges.stock import (
-    NOBODY,
     Mistake,
     Stock,
     answer_to,

@@ -1126,6 +1126,7 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
     assert all(getattr(testing, name) for name in testing.__all__)
 
 
+@pytest.mark.process
 def test_nothing_of_the_product_imports_the_test_helpers() -> None:
     code = "import sys, duly.app.app, duly.worker.worker, duly.cli; sys.exit('duly.testing' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
