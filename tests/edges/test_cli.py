@@ -245,7 +245,7 @@ def test_every_command_is_asked_once_of_the_installed_program():
 
 
 def steady(text: str) -> str:
-    """Leave out numbers, which differ from one moment to the next, and where lines end, which click's runner decides."""
+    """Leave out numbers, which differ from moment to moment, and where lines end, which the runner of tests decides."""
     return " ".join(re.sub(r"\d+(\.\d+)?", "0", text).split())
 
 
