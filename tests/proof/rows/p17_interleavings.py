@@ -41,13 +41,28 @@ from tests.contract.stores import NOW, PostgresStore, definition, new_id
 from tests.proof import breaks
 from tests.proof.enqueues import jobs_of
 from tests.proof.interleaving import CALM, PLANS, Board, Orders, Outcome, Script, Sessions
+from tests.proof.rows import p17_interleavings_jobs as _jobs  # noqa: F401
+from tests.proof.rows.p17_interleavings_race import RACES
 from tests.proof.table import Figure, Row, Setting
 from tests.servers.postgres import PostgresServer
 
 Judge: TypeAlias = Callable[[Outcome], Iterable[str]]
 Prepare: TypeAlias = Callable[[PostgresStore], tuple[Sequence[Script], Judge]]
-RACES: dict[str, Prepare] = {}
 
+
+class Prepared(NamedTuple):
+    """A race whose setup makes scripts and judge."""
+
+    prepare: Prepare
+    may_be_late: bool = False
+
+
+# A first try that comes after its own repetition is refused, and nobody hears of it: the answer was lost.
+TRIED_AGAIN = (
+    "keyed enqueue against its repetition",
+    "enqueue in order against its repetition",
+    "add against its repetition and seal",
+)
 LEASE = 30_000
 LATE = NOW + LEASE + 1  # the leases that began at NOW have ended
 NO = Failure("builtins.ValueError", "no", "a traceback")
@@ -60,7 +75,7 @@ def race(name: str) -> Callable[[Prepare], Prepare]:
     """Add a race: it sets up the tables, and gives the scripts of its sessions and their judge."""
 
     def add(prepare: Prepare) -> Prepare:
-        RACES[name] = prepare
+        RACES[name] = Prepared(prepare, name in TRIED_AGAIN)
         return prepare
 
     return add
@@ -87,7 +102,7 @@ async def _run(setting: Setting, url: str) -> Figure:
             if name in unconcerned:
                 continue
             board.clear()
-            scripts, judge = RACES[name](store)
+            scripts, judge = RACES[name].prepare(store)
             if setting.broken and not _concerns(setting.broken, scripts):
                 unconcerned.add(name)
                 continue
@@ -142,7 +157,7 @@ async def _race(
             outcome.tables = board.look()
             played += 1
             deadlocks += sum(error.startswith("40P01") for error in outcome.errors)
-            errors = [error for error in outcome.errors if not (name in TRIED_AGAIN and TOO_LATE in error)]
+            errors = [error for error in outcome.errors if not (RACES[name].may_be_late and TOO_LATE in error)]
             found = [*errors, *_unsound(outcome), *([] if errors else judge(outcome))]
             faults += [f"{name} ({plan}; order {''.join(map(str, outcome.order))}): {fault}" for fault in found]
             if played % TIDY_EVERY == 0:
@@ -156,12 +171,6 @@ async def _race(
     }, faults
 
 
-# A first try that comes after its own repetition is refused, and nobody hears of it: the answer was lost.
-TRIED_AGAIN = (
-    "keyed enqueue against its repetition",
-    "enqueue in order against its repetition",
-    "add against its repetition and seal",
-)
 TOO_LATE = 'violates unique constraint "duly_job_pkey"'
 ORDERS_SHORT, ORDERS_FULL = 4, 300  # of each race with each plan
 TURNS_BROKEN = 40  # at most: without `end_revision` one order in about 170 comes out wrong
@@ -207,90 +216,6 @@ def _claim(token: int, limit: int, *, now: int = NOW, **more: Any) -> Op[list[Cl
     return ops.claim("default", limit=limit, token=token, worker=f"w{token}", now=now, **more)
 
 
-def _claimers(jobs: int, claimers: int, limit: int) -> Prepare:
-    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-        store.enqueue(jobs)
-        tokens = [1001 + number for number in range(claimers)]
-        return [[_claim(token, limit)] for token in tokens], lambda outcome: _claimed_once(outcome, tokens, limit)
-
-    return prepare
-
-
-def _claimed_once(outcome: Outcome, tokens: Sequence[int], limit: int) -> Iterator[str]:
-    for number, token in enumerate(tokens):
-        claimed = {job.id for job in outcome.answer(number)}
-        if len(outcome.rows("job", token=token)) > limit or len(claimed) > limit:
-            yield f"a claim took {len(claimed)}, its limit is {limit}"
-        if claimed != {row["id"] for row in outcome.rows("job", token=token)}:
-            yield f"the claim {token} answered {len(claimed)} jobs, and has others"
-    for row in outcome.rows("job"):
-        if row["attempt"] > 1:
-            yield f"{row['id']} was claimed {row['attempt']} times"
-
-
-race("claim, 2 sessions")(_claimers(3, 2, 2))
-race("claim, 3 sessions")(_claimers(4, 3, 2))
-race("claim, 4 sessions")(_claimers(4, 4, 1))
-
-
-@race("claim against its repetition")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    store.enqueue(3)
-    op = _claim(1001, 2)
-    assert op.again is not None
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        held = {row["id"] for row in outcome.rows("job", token=1001)}
-        if len(held) != 2:
-            yield f"the token holds {len(held)} jobs, its limit is 2"
-        if {job.id for job in outcome.answer(1)} != held:
-            yield "the repetition does not know what its token holds"
-
-    return [[op], [op.again]], judge
-
-
-@race("claim against cancel")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    ids = store.enqueue(2)
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        claimed = {job.id for job in outcome.answer(0)}
-        for job_id in ids:
-            told, state = outcome.answer(1).get(job_id), outcome.state(job_id)
-            if told != state or told != (State.RUNNING if job_id in claimed else State.CANCELLED):
-                yield f"cancel said {told}, the job is {state}, claimed: {job_id in claimed}"
-            if state == "running" and (outcome.live(job_id) or {})["cancel_requested_at"] is None:
-                yield "a running job was not asked to cancel"
-            yield from _cancel_told(outcome, job_id, told)
-
-    return [[_claim(1001, 2)], [ops.cancel(ids[::-1], now=NOW)]], judge
-
-
-def _cancel_told(outcome: Outcome, job_id: str, answer: State | None) -> Iterator[str]:
-    events = [row["name"] for row in outcome.rows("event", job_id=job_id) if row["name"] == "job.cancel_requested"]
-    if len(events) != (answer is State.RUNNING):
-        yield f"cancel answered {answer}, and the log has {len(events)} requests"
-
-
-@race("claim against promote")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    store.enqueue(3, delay_ms=1000)
-    scripts: list[Script] = [[_claim(1001, 2, now=LATE)], [ops.promote("default", 2, now=LATE)]]
-    return scripts, lambda outcome: _claimed_once(outcome, [1001], 2)
-
-
-@race("claim against expire")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    [job_id] = store.enqueue(1, expires_ms=1000)
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        claimed, expired = bool(outcome.answer(0)), job_id in outcome.answer(1)
-        if claimed == expired or outcome.state(job_id) != ("running" if claimed else "cancelled"):
-            yield f"claimed: {claimed}, expired: {expired}, the job is {outcome.state(job_id)}"
-
-    return [[_claim(1001, 1)], [ops.expire([job_id], now=LATE)]], judge
-
-
 # Extend, rescue and finish
 
 
@@ -316,163 +241,7 @@ def _finish(job: Claimed, change: Change, *, now: int = LATE) -> Op[dict[str, Ve
     return ops.finish([Finish(job, change)], now=now)
 
 
-@race("rescue against extend")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    job = _one(store)
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        rescued, row = job.id in outcome.answer(0), outcome.live(job.id) or {}
-        if rescued and outcome.before(1, 0):
-            yield "a lease that was extended was taken"
-        if outcome.before(0, 1) and job.id in outcome.answer(1):
-            yield "a lease that was taken was extended"
-        if rescued and (row["state"], row["last_token"], row["lease_until"]) != ("ready", -job.token, None):
-            yield f"a rescued job is {row['state']}, its last token {row['last_token']}"
-        if not rescued and (row["token"], row["lease_until"]) != (job.token, LATE + LEASE):
-            yield "a lease was neither taken nor extended"
-
-    return [[_rescue(job)], [ops.extend([_held(job)], now=LATE)]], judge
-
-
-def _extend_against_finish(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    jobs = [_one(store), _one(store)]
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        if outcome.answer(0) != {jobs[0].id: Verdict.RECORDED}:
-            yield f"the finish was {outcome.answer(0)}"
-        if jobs[1].id not in outcome.answer(1) or (outcome.live(jobs[1].id) or {}).get("lease_until") != LATE + LEASE:
-            yield "the neighbour of a job that is being finished was not extended"
-        if outcome.before(0, 1) and jobs[0].id in outcome.answer(1):
-            yield "a job that was finished was extended"
-
-    return [[_finish(jobs[0], RETRY)], [ops.extend(map(_held, jobs), now=LATE)]], judge
-
-
-race("extend against finish")(_extend_against_finish)
-
-
-def _finish_twice(change: Change, **terms: Any) -> Prepare:
-    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-        job = _one(store, **terms)
-
-        def judge(outcome: Outcome) -> Iterator[str]:
-            verdicts = sorted(outcome.answer(number)[job.id] for number in (0, 1))
-            if verdicts != [Verdict.ALREADY, Verdict.RECORDED]:
-                yield f"a finish said twice was {' and '.join(verdicts)}"
-            if outcome.state(job.id) != change.state:
-                yield f"the job is {outcome.state(job.id)}"
-            if len(outcome.rows("attempt")) != (change.error is not None):
-                yield f"{len(outcome.rows('attempt'))} attempts were written down"
-
-        return [[_finish(job, change)], [_finish(job, change)]], judge
-
-    return prepare
-
-
-race("finish said twice, success")(_finish_twice(SUCCESS))
-race("finish said twice, success with a key")(_finish_twice(SUCCESS, key="k"))
-race("finish said twice, retry")(_finish_twice(RETRY))
-race("finish said twice, dead")(_finish_twice(DEAD, key="k"))
-
-
-def _finish_against_rescue(change: Change, **terms: Any) -> Prepare:
-    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-        job = _one(store, **terms)
-
-        def judge(outcome: Outcome) -> Iterator[str]:
-            [verdict], rescued = outcome.answer(0).values(), bool(outcome.answers[1][0])
-            if verdict != (Verdict.LOST if rescued else Verdict.RECORDED):
-                yield f"rescued: {rescued}, and the finish of the old token was {verdict}"
-            again = bool(outcome.answer(1)) if rescued else None
-            expected = {None: change.state, True: "running", False: "ready"}[again]
-            if outcome.state(job.id) != expected:
-                yield f"the job is {outcome.state(job.id)}, not {expected}"
-
-        def claim(answers: list[Any]) -> Op[Any] | None:
-            return _claim(1001, 1, now=LATE, alone=True) if answers[0] else None
-
-        return [[_finish(job, change)], [_rescue(job), claim]], judge
-
-    return prepare
-
-
-race("rescue and claim against finish, success")(_finish_against_rescue(SUCCESS))
-race("rescue and claim against finish, success with a key")(_finish_against_rescue(SUCCESS, key="k"))
-race("rescue and claim against finish, retry")(_finish_against_rescue(RETRY))
-race("rescue and claim against finish, dead")(_finish_against_rescue(DEAD, key="k"))
-
-
-@race("rescue against rescue")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    jobs = [_one(store), _one(store, max_attempts=1)]
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        for job, state in zip(jobs, ("ready", "dead"), strict=True):
-            if sum(job.id in outcome.answer(number) for number in (0, 1)) != 1 or outcome.state(job.id) != state:
-                yield f"a job that two rescued is {outcome.state(job.id)}"
-        if len(outcome.rows("attempt")) != 2 or len(outcome.rows("event")) != 1:
-            yield f"{len(outcome.rows('attempt'))} attempts and {len(outcome.rows('event'))} deaths were written down"
-
-    return [[_rescue(*jobs)], [_rescue(*jobs[::-1])]], judge
-
-
 # Cancel
-
-
-def _finish_against_cancel(change: Change, expected: State, **terms: Any) -> Prepare:
-    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-        job = _one(store, **terms)
-
-        def judge(outcome: Outcome) -> Iterator[str]:
-            if outcome.answer(0) != {job.id: Verdict.RECORDED}:
-                yield f"the finish was {outcome.answer(0)[job.id]}"
-            if outcome.state(job.id) != expected:
-                yield f"the job is {outcome.state(job.id)}, not {expected}"
-            yield from _cancel_told(outcome, job.id, outcome.answer(1).get(job.id))
-            holds = bool(outcome.rows("key"))
-            if "key" in terms and holds != (expected is State.SUCCEEDED):
-                yield f"the job is {expected}, and its key is {'held' if holds else 'free'}"
-
-        return [[_finish(job, change)], [ops.cancel([job.id], now=LATE)]], judge
-
-    return prepare
-
-
-race("cancel against finish, success")(_finish_against_cancel(SUCCESS, State.SUCCEEDED))
-race("cancel against finish, success with a key")(_finish_against_cancel(SUCCESS, State.SUCCEEDED, key="k"))
-race("cancel against finish, retry")(_finish_against_cancel(RETRY, State.CANCELLED, key="k"))
-race("cancel against finish, dead")(_finish_against_cancel(DEAD, State.DEAD, key="k"))
-
-
-@race("lists in different orders, 3 sessions")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    jobs = [_one(store), _one(store), _one(store, key="k")]
-    ids = [job.id for job in jobs]
-    changes = zip(jobs, (SUCCESS, RETRY, SUCCESS), strict=True)
-    finish = ops.finish([Finish(*one) for one in changes][::-1], now=LATE)
-    states = ["succeeded", "cancelled", "succeeded"]
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        if found := [outcome.state(job_id) for job_id in ids if outcome.answer(0)[job_id] != Verdict.RECORDED]:
-            yield f"of a list that was finished these were not: {found}"
-        if (found := [outcome.state(job_id) for job_id in ids]) != states:
-            yield f"the jobs are {found}, not {states}"
-
-    return [[finish], [ops.cancel(ids[::-1], now=LATE)], [ops.cancel(ids[:1], now=LATE)]], judge
-
-
-@race("cancel against cancel")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    ids = [*store.enqueue(2), store.enqueue_key("k").id]
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        for job_id in ids:
-            if sum(job_id in outcome.answer(number) for number in range(3)) != 1 or not outcome.done(job_id):
-                yield f"a job that several cancelled is {outcome.state(job_id)}"
-        if len(outcome.rows("event")) != len(ids):
-            yield f"{len(outcome.rows('event'))} cancels were written down, not {len(ids)}"
-
-    return [[ops.cancel(some, now=NOW)] for some in (ids, ids[::-1], ids[:1])], judge
 
 
 # Keys
@@ -665,210 +434,11 @@ def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
 # Replay, resolve, purge
 
 
-@race("replay against replay")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    olds = [_one(store, key=key) for key in "ab"] + [_one(store)]
-    for job in olds:
-        store.kill(job)
-    ids = [job.id for job in olds]
-    scripts = [
-        [ops.replay([Replay(job_id, new_id()) for job_id in some], by="p", why="again", now=NOW)]
-        for some in (ids, ids[::-1])
-    ]
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        answers = [answer for number in (0, 1) for answer in outcome.answer(number)]
-        for job_id in ids:
-            told = [answer for answer in answers if answer.id == job_id]
-            if len({answer.new_id for answer in told}) != 1 or sum(answer.first for answer in told) != 1:
-                yield f"a dead job was replayed as {told}"
-        if len(outcome.rows("job")) != len(ids) or len(outcome.rows("event", name="job.replayed")) != len(ids):
-            yield f"{len(ids)} dead jobs were replayed as {len(outcome.rows('job'))}"
-
-    return scripts, judge
-
-
-@race("replay against keyed enqueue")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    olds = [_one(store, key=key) for key in "ab"]
-    for job in olds:
-        store.kill(job)
-    op = _keyed("b", "a")
-    replay = ops.replay([Replay(job.id, new_id()) for job in olds], now=NOW)
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        holders = {row["key"]: row["job_id"] for row in outcome.rows("key")}
-        told = {job["key"]: answer.id for job, answer in zip(jobs_of(op), outcome.answer(0), strict=True)}
-        if told != holders or len(outcome.rows("job")) != 2:
-            yield f"an enqueue was told {told}, the holders are {holders}, {len(outcome.rows('job'))} jobs"
-        for old, answer in zip(olds, outcome.answer(1), strict=True):
-            if (answer.new_id or answer.key_holder) != holders[old.key or ""]:
-                yield f"a replay was told {answer}, the holder is {holders[old.key or '']}"
-
-    return [[op], [replay]], judge
-
-
-def _replay_against(make: Callable[[list[str]], Op[list[str]]], *, both: bool) -> Prepare:
-    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-        [old] = store.dead()
-        replay = ops.replay([Replay(old, new_id())], now=NOW)
-
-        def judge(outcome: Outcome) -> Iterator[str]:
-            [answer], other = outcome.answer(0), old in outcome.answer(1)
-            replayed = answer.new_id is not None
-            if replayed != (len(outcome.rows("job")) == 1):
-                yield f"a replay was told {answer}, and there are {len(outcome.rows('job'))} jobs"
-            if not (replayed or other) or (replayed and other and not both):
-                yield f"replayed: {replayed}, the other had it: {other}"
-
-        return [[replay], [make([old])]], judge
-
-    return prepare
-
-
-race("replay against resolve")(_replay_against(lambda ids: ops.resolve(ids, by="p", why="so", now=NOW), both=False))
-race("replay against purge")(_replay_against(lambda ids: ops.purge(ids, by="p", why="so", now=NOW), both=True))
-
-
 # Retry, hold, park and wake
-
-
-@race("retry against claim")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    ids = store.enqueue(2, delay_ms=1000)
-    scripts: list[Script] = [[_claim(1001, 2, now=LATE)], [ops.retry(ids[::-1], now=LATE)]]
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        yield from _claimed_once(outcome, [1001], 2)
-        for job_id in ids:
-            if outcome.state(job_id) not in ("running", "ready"):
-                yield f"a job that was made due is {outcome.state(job_id)}"
-
-    return scripts, judge
-
-
-@race("retry against cancel and retry")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    ids = store.enqueue(2, delay_ms=1000)
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        for job_id in ids:
-            if outcome.state(job_id) != "cancelled" or job_id not in outcome.answer(2):
-                yield f"a job that was cancelled is {outcome.state(job_id)}"
-            if len(outcome.rows("event", name="job.retried", job_id=job_id)) > 1:
-                yield "a job was made due twice"
-
-    return [[ops.retry(ids, now=NOW)], [ops.retry(ids[::-1], now=NOW)], [ops.cancel(ids, now=NOW)]], judge
 
 
 def _hold() -> Op[Any]:
     return ops.hold(by="p", why="restored", now=LATE)
-
-
-def _hold_against_finish(change: Change) -> Prepare:
-    def prepare(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-        job = _one(store, key="k")
-
-        def judge(outcome: Outcome) -> Iterator[str]:
-            [verdict], held = outcome.answer(0).values(), outcome.answer(1).jobs
-            expected = (Verdict.LOST, "waiting") if held else (Verdict.RECORDED, change.state)
-            if (verdict, outcome.state(job.id)) != expected:
-                yield f"held: {held}, the finish was {verdict}, the job is {outcome.state(job.id)}"
-
-        return [[_finish(job, change)], [_hold()]], judge
-
-    return prepare
-
-
-race("hold against finish, success")(_hold_against_finish(SUCCESS))
-race("hold against finish, retry")(_hold_against_finish(RETRY))
-
-
-@race("hold against claim and extend")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    job, [other] = _one(store), store.enqueue(1)
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        waiting = {row["id"] for row in outcome.rows("job", state="waiting")}
-        if outcome.answer(1).jobs != len(waiting) or job.id not in waiting:
-            yield f"{len(waiting)} jobs wait, {outcome.answer(1).jobs} were held"
-        if outcome.before(1, 0) and outcome.answer(0):
-            yield "a job of a queue that is held was claimed"
-        if outcome.before(1, 2) and outcome.answer(2):
-            yield "a job that is held was extended"
-        if other not in waiting and (outcome.state(other) == "running") != bool(outcome.answer(0)):
-            yield f"a job is {outcome.state(other)}, claimed: {bool(outcome.answer(0))}"
-
-    return [[_claim(1001, 1, now=LATE)], [_hold()], [ops.extend([_held(job)], now=LATE)]], judge
-
-
-def _unknown(store: PostgresStore, count: int = 2) -> list[str]:
-    """Enqueue jobs that the only worker does not know."""
-    store.run(ops.register("w1", host="h", pid=1, queues=["default"], tasks=["work"], beat_ms=10_000, now=NOW))
-    return store.enqueue(count, task="other")
-
-
-PARK = ops.park("default", now=NOW)
-WAKE = ops.wake({"other": 1}, ["default"])
-
-
-@race("park against claim")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    ids = _unknown(store)
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        claimed = {job.id for job in outcome.answer(0)}
-        for job_id in ids:
-            if outcome.state(job_id) not in (("running",) if job_id in claimed else ("waiting", "ready")):
-                yield f"a job is {outcome.state(job_id)}, claimed: {job_id in claimed}"
-        if outcome.answer(1) != len(outcome.rows("job", state="waiting")):
-            yield f"{outcome.answer(1)} were parked, {len(outcome.rows('job', state='waiting'))} wait"
-
-    return [[_claim(1001, 1)], [PARK]], judge
-
-
-@race("park and wake against cancel")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    ids = _unknown(store)
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        if states := {outcome.state(job_id) for job_id in ids} - {"cancelled"}:
-            yield f"a job that was cancelled is {states}"
-        if len(outcome.answer(2)) != len(ids):
-            yield f"{len(outcome.answer(2))} of {len(ids)} were cancelled"
-
-    return [[PARK], [WAKE], [ops.cancel(ids[::-1], now=NOW)]], judge
-
-
-@race("park against wake, 3 sessions")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    _unknown(store)
-    store.run(PARK)
-    store.enqueue(1, task="other")
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        waiting = 2 + outcome.answer(2) - outcome.answer(0) - outcome.answer(1)
-        if waiting != len(outcome.rows("job", state="waiting")):
-            yield f"{waiting} should wait, {len(outcome.rows('job', state='waiting'))} do"
-        if any((row["state"] == "waiting") != (row["parked_version"] is not None) for row in outcome.rows("job")):
-            yield "a job waits for a worker and is not parked, or the other way"
-
-    return [[WAKE], [WAKE], [PARK]], judge
-
-
-@race("wake against retry and claim")
-def _(store: PostgresStore) -> tuple[Sequence[Script], Judge]:
-    ids = _unknown(store)
-    store.run(PARK)
-
-    def judge(outcome: Outcome) -> Iterator[str]:
-        yield from _claimed_once(outcome, [1001], 1)
-        if outcome.answer(1) + len(outcome.answer(2)) != len(ids):
-            yield f"{outcome.answer(1)} were woken and {len(outcome.answer(2))} made due, of {len(ids)}"
-        if outcome.rows("job", state="waiting"):
-            yield "a job waits that was woken"
-
-    return [[_claim(1001, 1)], [WAKE], [ops.retry(ids[::-1], now=NOW)]], judge
 
 
 # Batches
