@@ -35,11 +35,13 @@ def finish(
             rest.append(_change(job, change))
         else:
             short[way][job.token][job.id] = change.result
-    op = _finish(short, rest, finishes, now)
+    # A call that was debounced behind a key may be due when the caller commits.
+    wakes = borrowed and any(job.key is not None for job, _ in finishes)
+    op = _finish(short, rest, finishes, now, wakes=wakes)
     if not any(change["error"] for change in rest):
         return op
     bare = [_without_texts(change) for change in rest]
-    return replace(op, bare=lambda: _finish(short, bare, finishes, now))
+    return replace(op, bare=lambda: _finish(short, bare, finishes, now, wakes=wakes))
 
 
 class Way(StrEnum):
@@ -73,6 +75,8 @@ def _finish(
     rest: list[dict[str, Any]],
     finishes: Sequence[tuple[Claimed, Change]],
     now: int | None,
+    *,
+    wakes: bool = False,
 ) -> Op[dict[str, Verdict]]:
     sections: tuple[str, ...] = ()
     params: dict[str, Any] = {"now": now}
@@ -90,7 +94,7 @@ def _finish(
     if len(short) + bool(rest) > 1:
         params.setdefault("ids", json_text(list(dict.fromkeys(job.id for job, _ in finishes))))
         sections = ("lock_jobs", *sections)
-    wakes = any(change["state"] == "ready" for change in rest)
+    wakes = wakes or any(change["state"] == "ready" for change in rest)
 
     def read(rows: Rows) -> dict[str, Verdict]:
         return _recorded(rows, short)
@@ -164,8 +168,8 @@ def _by_long_way(
     left = [(job, end) for job, end in finishes if known[job.id] is Verdict.LOST and way_of(job, end) is Way.KEYED]
     if not left:
         return None
-    op = _finish({}, [_change(job, change) for job, change in left], left, now)
-    return replace(op, read=lambda rows: known | op.read(rows), wakes=True, follow=lambda last: _settle(left, last))
+    op = _finish({}, [_change(job, change) for job, change in left], left, now, wakes=True)
+    return replace(op, read=lambda rows: known | op.read(rows), follow=lambda last: _settle(left, last))
 
 
 def _settle(finishes: Sequence[tuple[Claimed, Change]], known: dict[str, Verdict]) -> Op[dict[str, Verdict]] | None:
