@@ -217,7 +217,7 @@ class Batch:
     def _request(self, task: Task[..., Any, Any]) -> Request:
         if task._tasks is not self._tasks:
             raise ConfigError(f"{task.name} is a task of another app than {self!r}")
-        return Request(self._database, task.definition, task._terms(), task._using.conn, self)
+        return Request(self._database, task.definition, task._accepted(), task._using.conn, self)
 
     def _add(self, request: Request, chunks: Iterable[Sequence[NewJob]], *, before: int = 0) -> Answers:
         """Add jobs of a task in order, and return their answers. `before`: how many jobs this call added already."""

@@ -48,9 +48,14 @@ class Request(NamedTuple):
 
     database: Database
     definition: Definition
-    terms: Terms
+    accepted: ops.Accepted
     conn: Any
     batch: Adds | None
+
+    @property
+    def terms(self) -> Terms:
+        """The options that the jobs share."""
+        return self.accepted.terms
 
     @property
     def is_staged(self) -> bool:
@@ -74,14 +79,14 @@ class Enqueuing:
         """Add one job."""
         if request.batch is not None:
             return self.many(request, [Chunk([job])])[0]
-        database, _, terms, conn, _ = request
-        op = ops.enqueue(terms, [job], parent=parent(), checked=True)
-        database.admit(terms.queue, 1, conn, before=0)
+        database, _, accepted, conn, _ = request
+        op = ops.enqueue(accepted, [job], parent=parent(), checked=True)
+        database.admit(accepted.terms.queue, 1, conn, before=0)
         return _finished(request, _held(database.add(op, conn)))[0]
 
     def many(self, request: Request, chunks: Iterable[Chunk]) -> Answers:
         """Add chunks of jobs in order. The next chunk is prepared while one is being committed."""
-        database, _, terms, conn, batch = request
+        database, _, accepted, conn, batch = request
         if batch is not None:
             return _finished(request, batch._add(request, (chunk.jobs for chunk in chunks)))
         answers: Answers = []
@@ -89,11 +94,11 @@ class Enqueuing:
             thread: ThreadPoolExecutor | None = None
             sent: Future[Answers] | None = None
             for jobs, is_followed in chunks:
-                op = ops.enqueue(terms, jobs, parent=parent(), checked=True)
+                op = ops.enqueue(accepted, jobs, parent=parent(), checked=True)
                 if sent is not None:
                     answers += _held(sent.result())
                 sent = None
-                database.admit(terms.queue, len(jobs), conn, before=len(answers))
+                database.admit(accepted.terms.queue, len(jobs), conn, before=len(answers))
                 if conn is None and is_followed:
                     if thread is None:
                         thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="duly-enqueue"))
@@ -109,17 +114,17 @@ class Enqueuing:
         """Add one job, from a coroutine."""
         if request.batch is not None:
             return (await self.amany(request, [Chunk([job])]))[0]
-        database, _, terms, conn, _ = request
+        database, _, accepted, conn, _ = request
         lease = current.get()
         with nullcontext() if lease is None else in_flight(lease):
-            op = ops.enqueue(terms, [job], parent=parent(), checked=True)
-            await database.aadmit(terms.queue, 1, conn, before=0)
+            op = ops.enqueue(accepted, [job], parent=parent(), checked=True)
+            await database.aadmit(accepted.terms.queue, 1, conn, before=0)
             answers = _held(await database.aadd(op, conn))
         return _finished(request, answers)[0]
 
     async def amany(self, request: Request, chunks: Iterable[Chunk]) -> Answers:
         """Add chunks of jobs, from a coroutine."""
-        database, _, terms, conn, batch = request
+        database, _, accepted, conn, batch = request
         if batch is not None:
             return _finished(request, await batch._aadd(request, (chunk.jobs for chunk in chunks)))
         answers: Answers = []
@@ -127,9 +132,9 @@ class Enqueuing:
         with nullcontext() if lease is None else in_flight(lease):
             async with _Beside() as beside:
                 for jobs, is_followed in chunks:
-                    op = ops.enqueue(terms, jobs, parent=parent(), checked=True)
+                    op = ops.enqueue(accepted, jobs, parent=parent(), checked=True)
                     answers += await beside.landed()
-                    await database.aadmit(terms.queue, len(jobs), conn, before=len(answers))
+                    await database.aadmit(accepted.terms.queue, len(jobs), conn, before=len(answers))
                     # Prepare the next chunk during this commit. A handler has no task beside itself.
                     if conn is None and lease is None and is_followed:
                         await beside.send(database.arun(op))

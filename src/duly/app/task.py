@@ -20,6 +20,7 @@ from duly.model import Enqueued, Envelope, NewJob, Terms
 from duly.rules import codec, envelope, keys
 from duly.rules.durations import Duration
 from duly.rules.rate import lane_of
+from duly.store import ops
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -59,7 +60,7 @@ class Task(Generic[P, C, R]):
         self._tasks = tasks
         self.definition = definition
         self._using = using or Using()
-        self._shared: Terms | None = None
+        self._shared: ops.Accepted | None = None
         functools.update_wrapper(self, definition.handler)
 
     @property
@@ -138,14 +139,17 @@ class Task(Generic[P, C, R]):
 
     def _request(self) -> Request:
         """Return the part that all jobs of one enqueue share."""
-        terms, using, batch = self._terms(), self._using, self._using.batch
+        accepted, using, batch = self._accepted(), self._using, self._using.batch
         database = self._tasks.database
         if batch is None and (here := filled_here()) is not None and here._database is database:
             batch = here
-        return Request(database, self.definition, terms, using.conn, batch)
+        return Request(database, self.definition, accepted, using.conn, batch)
 
     def _terms(self) -> Terms:
-        """Return the terms of the jobs enqueued through this task, made once."""
+        return self._accepted().terms
+
+    def _accepted(self) -> ops.Accepted:
+        """Return the terms of the jobs enqueued through this task, made and checked once."""
         if self._shared is None:
             definition, settings = self.definition, self._tasks.database.settings
             defaults = {
@@ -160,7 +164,7 @@ class Task(Generic[P, C, R]):
                 "ordering_dead": None if definition.ordering_key is None else definition.ordering_dead,
             }
             refuse_keyless(definition, self._using)
-            self._shared = Terms(task=definition.name, **{**defaults, **self._using.terms})
+            self._shared = ops.accept(Terms(task=definition.name, **{**defaults, **self._using.terms}))
         return self._shared
 
     def _new_job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:

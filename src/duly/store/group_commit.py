@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
+from duly.model import Terms
 from duly.store.op import Op, Rows
 from duly.store.ops import listed
 
@@ -195,12 +196,12 @@ class Gathering:
 def joined(batch: Sequence[Op[Any]]) -> tuple[list[tuple[int, Op[Any]]], list[Op[Any]]]:
     """Join plain enqueues on the same terms into one, which has no rows; gives the others too, each with its place."""
     others: list[tuple[int, Op[Any]]] = []
-    alike: dict[tuple[int, int | None], list[Op[Any]]] = {}
+    alike: dict[tuple[Terms, int | None], list[Op[Any]]] = {}
     for place, op in enumerate(batch):
         if op.alike is None:
             others.append((place, op))
         else:
-            alike.setdefault((id(op.alike), op.params["now"]), []).append(op)
+            alike.setdefault((op.alike, op.params["now"]), []).append(op)
     return others, [_join(ops) for ops in alike.values()]
 
 

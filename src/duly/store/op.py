@@ -16,7 +16,7 @@ from uuid import UUID
 
 import msgspec
 
-from duly.model import Change, Claimed, State
+from duly.model import Change, Claimed, State, Terms
 from duly.rules import failure
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Op(Generic[T]):
     - `bare` makes what is sent instead when the database refuses the data.
     - `follow` makes a second operation when the answer leaves a question open.
     - `wakes` means that jobs may be ready afterwards, so idle workers wake up.
-    - `alike`: plain enqueues with the same object here can be sent as one.
+    - `alike`: plain enqueues with equal terms here can be sent as one.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Op(Generic[T]):
     repeat: Op[T] | Callable[[], Op[T]] | None = None
     bare: Callable[[], Op[T]] | None = None
     follow: Callable[[T], Op[T] | None] | None = field(default=None)
-    alike: object = None
+    alike: Terms | None = None
 
     @property
     def again(self) -> Op[T] | None:

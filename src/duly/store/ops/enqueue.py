@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def enqueue(
-    terms: Terms,
+    terms: Terms | Accepted,
     jobs: Sequence[NewJob],
     *,
     parent: Held | None = None,
@@ -29,7 +29,8 @@ def enqueue(
     `parent` is the job whose handler enqueues. If its lease is lost, nothing is added and nothing is answered.
     `checked`: a task has made the jobs, so that their ids are new, and their payloads were written and measured here.
     """
-    accepted = _accept(terms)
+    accepted = terms if isinstance(terms, Accepted) else accept(terms)
+    terms = accepted.terms
     if not checked:
         _check_jobs(jobs, terms.task)
     keyed = [job for job in jobs if job.key is not None]
@@ -58,32 +59,18 @@ def while_held(op: Op[T], parent: Held, lost: T) -> Op[T]:
     return replace(op, sections=("hold_parent", *op.sections), params=params, read=read, repeat=repeat)
 
 
-class _Accepted(NamedTuple):
-    """Terms that were checked, as they are handed to the statements that add a list of jobs and a single one."""
+class Accepted(NamedTuple):
+    """Checked terms, with the parameters of the statements that add a list of jobs and a single one."""
 
     terms: Terms
     of_many: dict[str, Any]
     of_one: dict[str, Any]
-    alike: Terms  # the first that were the same
 
 
-# By their addresses, which nothing else can have while they are in here.
-_accepted: dict[int, _Accepted] = {}
-_firsts: dict[Terms, Terms] = {}
-MOST_ACCEPTED = 1000
-
-
-def _accept(terms: Terms) -> _Accepted:
-    """Check terms once: most enqueues come on the same ones as those before them."""
-    accepted = _accepted.get(id(terms))
-    if accepted is None:
-        _check(terms)
-        if len(_accepted) >= MOST_ACCEPTED:
-            _accepted.clear()
-            _firsts.clear()
-        alike = _firsts.setdefault(terms, terms)
-        _accepted[id(terms)] = accepted = _Accepted(terms, _terms(terms), _own_terms(terms), alike)
-    return accepted
+def accept(terms: Terms) -> Accepted:
+    """Check terms, once for all enqueues that share them."""
+    _check(terms)
+    return Accepted(terms, _terms(terms), _own_terms(terms))
 
 
 def _check(terms: Terms) -> None:
@@ -119,9 +106,7 @@ _LEAST = {
 _MOST = {"priority": HIGHEST_PRIORITY, "max_attempts": _INT, "lease_ms": _INT}
 
 
-def _enqueue_plain(
-    accepted: _Accepted, jobs: Sequence[NewJob], now: int | None, *, guarded: bool
-) -> Op[list[Enqueued]]:
+def _enqueue_plain(accepted: Accepted, jobs: Sequence[NewJob], now: int | None, *, guarded: bool) -> Op[list[Enqueued]]:
     terms, jobs = accepted.terms, tuple(jobs)  # which are read once more after a lost answer
     ordered = in_order(terms)
     added = [Enqueued(job.id) for job in jobs]
@@ -138,9 +123,9 @@ def _enqueue_plain(
     once = terms.keep_ms == 0
     if len(jobs) == 1 and not (guarded or ordered):  # by a statement that costs less
         one = {**accepted.of_one, **_record_of(jobs[0]), "now": now}
-        return Op("enqueue", ("enqueue_one",), one, read, wakes=True, once=once, repeat=again, alike=accepted.alike)
+        return Op("enqueue", ("enqueue_one",), one, read, wakes=True, once=once, repeat=again, alike=accepted.terms)
     repeated = again()
-    alike = None if guarded or ordered else accepted.alike
+    alike = None if guarded or ordered else accepted.terms
     return replace(repeated, sections=("enqueue", *ordered), once=once, repeat=repeated, alike=alike)
 
 
@@ -175,7 +160,7 @@ def in_order(terms: Terms) -> tuple[str, ...]:
     return ("hand_out",) if terms.ordering_dead is not None else ()
 
 
-def _enqueue_keyed(accepted: _Accepted, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
+def _enqueue_keyed(accepted: Accepted, jobs: Sequence[NewJob], now: int | None) -> Op[list[Enqueued]]:
     terms = accepted.terms
     records = [
         {
