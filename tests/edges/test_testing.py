@@ -281,7 +281,7 @@ def test_a_job_that_enqueues_itself_for_ever_does_not_hang_the_drain(
 
     with testing.isolated(app):
         again.enqueue()
-        with pytest.raises(AssertionError, match=r"drain: 5 attempts came of others .* and the next is of again: "):
+        with pytest.raises(AssertionError, match=r"drain: 5 attempts were caused by others .* The next is of again\. "):
             testing.drain(app)
         assert len(testing.enqueued(again, state="succeeded")) == 6
         testing.assert_enqueued(again, state="ready", count=1)  # it was given back
@@ -1072,9 +1072,9 @@ def plain_function() -> None: ...
     [
         ({"too": "ann"}, {}, r"mail\(to, at, tags\) has no parameter 'too': did you mean 'to'\?"),
         (["ann"], {}, "give a mapping"),
-        ({}, {"state": "redy"}, "state='redy' is none: scheduled, ready"),
+        ({}, {"state": "redy"}, "state='redy' is no state: give one of scheduled, ready"),
         ({}, {"due": "5 apples"}, "the units are"),
-        ({}, {"count": 0}, "refute_enqueued says that there is none"),
+        ({}, {"count": 0}, "or use refute_enqueued"),
     ],
 )
 def test_a_wrong_question_is_refused_with_a_hint(mail: Any, args: Any, options: Any, hint: str) -> None:
@@ -1083,9 +1083,9 @@ def test_a_wrong_question_is_refused_with_a_hint(mail: Any, args: Any, options: 
 
 
 def test_a_plain_function_is_no_task() -> None:
-    with pytest.raises(ConfigError, match=r"plain_function is a function, not a task: give what @app\.task made of it"):
+    with pytest.raises(ConfigError, match=r"plain_function is a function, not a task: give the result of @app\.task"):
         testing.assert_enqueued(plain_function)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="no task but of type str"):
+    with pytest.raises(ConfigError, match="is of type str: give a task"):
         testing.refute_enqueued("mail")  # type: ignore[arg-type]
 
 

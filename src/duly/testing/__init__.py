@@ -1,7 +1,7 @@
-"""Helpers for your own tests: a database of their own, jobs run at once, a clock that stands still, crashes on demand.
+"""Helpers for your own tests: a separate database, jobs run at once, a frozen clock, simulated crashes.
 
-Nothing here is a mock: jobs go through the real tables and are run by the real worker. `docs/guides/testing.md` shows
-how. The names below are loaded when they are first used, because pytest loads this package in every run.
+They are not mocks: jobs are stored in the real tables and run by the real worker, see `docs/guides/testing.md`. The
+names are loaded on first use, because pytest loads this package in every run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was enqueued, and what was not."""
+"""Assertions about enqueued jobs."""
 
 from __future__ import annotations
 
@@ -34,14 +34,12 @@ def assert_enqueued(
     state: State | str | None = None,
     due: Duration | datetime | None = None,
 ) -> JobRecord:
-    """Say that there is a job of a task, or exactly `count`, whatever has become of it; gives the latest.
+    """Assert that a job of a task exists, or exactly `count` jobs, in any state. Returns the latest.
 
-    `args` names some of its arguments or all. `due` is a moment, or how long after its enqueue it is due.
+    `args` gives some or all of its arguments. `due` is a moment, or a duration from the enqueue on.
     """
     if count is not None and count < 1:
-        raise ConfigError(
-            f"assert_enqueued: count= is {count!r}: give 1 or more; refute_enqueued says that there is none"
-        )
+        raise ConfigError(f"assert_enqueued: count= is {count!r}: give 1 or more, or use refute_enqueued")
     wanted = _Wanted(task, args, key, queue, state, due)
     found, others = wanted.sorted()
     if found and count in (None, len(found)):
@@ -60,7 +58,7 @@ def refute_enqueued(
     state: State | str | None = None,
     due: Duration | datetime | None = None,
 ) -> None:
-    """Say that there is no such job."""
+    """Assert that no such job exists."""
     wanted = _Wanted(task, args, key, queue, state, due)
     found, _ = wanted.sorted()
     if found:
@@ -81,7 +79,7 @@ def enqueued(
 
 
 class _Wanted:
-    """What is looked for."""
+    """The jobs that are expected."""
 
     def __init__(
         self,
@@ -99,7 +97,7 @@ class _Wanted:
         self._defaults = _defaults(task)
 
     def sorted(self) -> tuple[list[JobRecord], list[JobRecord]]:
-        """Give the jobs of the task that are as wanted, and those that are not."""
+        """Return the jobs of the task that match, and those that do not."""
         jobs = list(_jobs(self._task))
         found = [job for job in jobs if not any(self._differences(job))]
         return found, [job for job in jobs if job not in found]
@@ -110,7 +108,7 @@ class _Wanted:
         return f"{self._task.name}" + (f" with {', '.join(said)}" if said else "")
 
     def shown(self, jobs: list[JobRecord]) -> str:
-        """List jobs for a person, each with what differs; where the task has none, what there is instead."""
+        """Describe jobs, each with its differences. If the task has no job, describe the jobs of other tasks."""
         if not jobs:
             jobs = self._task._tasks.database.run(ops.listing(limit=SHOWN + 1))
             there = f"there is no job of {self._task.name}" + ("; there is:" if jobs else ", and no other")
@@ -143,7 +141,7 @@ class _Wanted:
 
 
 class _Delay(int):
-    """How many milliseconds after its enqueue a job is due; never equal to a moment."""
+    """A delay in milliseconds from the enqueue on. It never equals a moment."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Delay) and int(self) == int(other)
@@ -156,15 +154,15 @@ def _checked(task: Any) -> Task[..., Any, Any]:
         return task
     name = getattr(task, "__name__", repr(task))
     if callable(task) and not isinstance(task, type):
-        raise ConfigError(f"{name} is a function, not a task: give what @app.task made of it")
-    raise ConfigError(f"{name} is no task but of type {type(task).__name__}: give what @app.task made of your function")
+        raise ConfigError(f"{name} is a function, not a task: give the result of @app.task")
+    raise ConfigError(f"{name} is of type {type(task).__name__}: give a task, the result of @app.task")
 
 
 def _state(state: State | str) -> State:
     try:
         return State(state)
     except ValueError:
-        raise ConfigError(f"state={state!r} is none: {', '.join(State)}") from None
+        raise ConfigError(f"state={state!r} is no state: give one of {', '.join(State)}") from None
 
 
 def _due(due: Duration | datetime | None) -> int | None:
@@ -174,7 +172,7 @@ def _due(due: Duration | datetime | None) -> int | None:
 
 
 def _plain(task: Task[..., Any, Any], args: Mapping[str, Any]) -> dict[str, Any]:
-    """Give arguments as they are stored, refusing names that the handler does not take."""
+    """Return arguments in their stored form; raise for names that the handler does not take."""
     if not isinstance(args, Mapping):
         raise ConfigError(f"args is of type {type(args).__name__}: give a mapping, as in {{'order': 42}}")
     signature = task.definition.codec
@@ -188,11 +186,11 @@ def _plain(task: Task[..., Any, Any], args: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _defaults(task: Task[..., Any, Any]) -> dict[str, Any]:
-    """Give what a handler gets for arguments that a job does not name, as it would be stored."""
+    """Return the default arguments of a handler in their stored form."""
     signature = task.definition.codec
     defaults: dict[str, Any] = {signature.star.name: []} if signature.star else {}
     for name, parameter in signature.named.items():
-        with suppress(PayloadError):  # a default need not be anything that could be stored
+        with suppress(PayloadError):  # a default may be a value that cannot be stored
             if parameter.default is not Parameter.empty:
                 defaults[name] = _stored(signature, parameter.default)
     return defaults

@@ -1,4 +1,4 @@
-"""The database's clock as one app sees it, standing still until a test moves it."""
+"""A frozen clock: one app's view of the database's clock, which only a test moves."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def frozen(app: App, at: datetime | None = None) -> Iterator[Clock]:
-    """Have the database's clock stand still for this app, at a moment or at the present one.
+    """Freeze the database's clock for this app, at a moment or at the present.
 
-    Schedules in code count from that moment. An hour's delay then passes with `clock.advance("1h")`. Your own code
-    reads its own clock, and this one does not change it; neither does it change `timeout=`, which is about real time.
+    Schedules in code count from that moment. A delay of an hour passes with `clock.advance("1h")`. The clock that your
+    own code reads does not change, nor does `timeout=`, which counts real time.
     """
     at_ms = app.driver.run(ops.clock()) if at is None else moment(at, "frozen: at=")
     clock, before = Clock(app, at_ms), app.schedules.present
@@ -49,24 +49,24 @@ class Clock:
 
     @property
     def now(self) -> datetime:
-        """The moment at which the clock stands, in UTC."""
+        """The moment of the clock, in UTC."""
         return datetime.fromtimestamp(self.ms / 1000, UTC)
 
     def advance(self, duration: Duration) -> datetime:
-        """Move the clock on, by "5m", seconds or a timedelta, and give the new moment."""
+        """Move the clock forward by "5m", seconds or a timedelta. Returns the new moment."""
         self.move(self.ms + to_ms(duration, what="advance: the duration"))
         return self.now
 
     def set(self, at: datetime) -> datetime:
-        """Move the clock on to a moment, and give it."""
+        """Move the clock forward to a moment, and return it."""
         at_ms = moment(at, "set: the moment")
         if at_ms < self.ms:
-            raise ConfigError(f"set: {at} is before {self.now}: a database's clock does not go back; freeze it earlier")
+            raise ConfigError(f"set: {at} is before {self.now}, and the clock does not go back. Freeze it earlier")
         self.move(at_ms)
         return self.now
 
     def move(self, at_ms: int) -> None:
-        """Have the clock stand at another moment, and wake workers that sleep until something is due."""
+        """Set the moment of the clock, and wake up workers that sleep until a job is due."""
         self.ms = at_ms
         self._app.driver.woke()
 
@@ -75,7 +75,7 @@ class Clock:
 
 
 def clock_of(app: App) -> Clock | None:
-    """Give the clock that was last frozen for an app, if one is."""
+    """Return the clock that was last frozen for an app, if any."""
     for gate in reversed(hooks.gates(app)):
         if isinstance(gate, _Dating):
             return gate.clock
@@ -83,7 +83,7 @@ def clock_of(app: App) -> Clock | None:
 
 
 class _Dating(Gate):
-    """Binds the clock's moment to every operation that would read the database's own."""
+    """Passes the moment of the clock to every operation that would read the database's clock."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -95,6 +95,6 @@ class _Dating(Gate):
         return await asend(self.stage(op))
 
     def stage(self, op: Op[Any]) -> Op[Any]:
-        if op.params.get("now", 0) is not None:  # it has a moment of its own, or asks for none
+        if op.params.get("now", 0) is not None:  # it has its own moment, or needs none
             return op
         return replace(op, params={**op.params, "now": self.clock.ms})

@@ -1,8 +1,7 @@
-"""What if the process dies exactly here? Crashes between any two statements, without a process.
+"""Simulated crashes between any two statements.
 
-A crash stops one app, not the interpreter: from the point on nothing of it reaches the database, its open transaction
-is rolled back, and whoever waits for an answer gets `Crashed`. What a test keeps in memory survives, so that it can
-count effects.
+A crash stops one app, not the interpreter. From that point on, its operations do not reach the database, its open
+transaction is rolled back, and its callers get `Crashed`. The memory of the test survives, to count effects.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from duly.testing.hooks import Asend, Crashed, Mortal, Send
 if TYPE_CHECKING:
     from duly.app.app import App
 
-# What workers do beside running jobs, each in its own time: a point in it may be passed once more or less.
+# Operations that workers run in the background, so how often they pass a point depends on timing.
 BESIDE = frozenset(
     {"register", "leave", "extend", "promote", "park", "wake", "expired_leases", "expirable", "next_due", "prune"}
 )
 
 
 class CrashPoint(NamedTuple):
-    """A place before or after a statement, or a commit, and at which time of its being passed."""
+    """A point before or after a statement or a commit. `time` counts how often it was passed."""
 
     moment: str  # "before" or "after"
     op: str
@@ -44,12 +43,12 @@ class CrashPoint(NamedTuple):
         return f"{self.moment} {self.op}.{what}" + (f" #{self.time}" if self.time > 1 else "")
 
 
-# The section of what is run on a caller's own connection, before the caller commits.
+# The section of an operation on a caller's own connection, before the caller commits.
 STAGED = "staged"
 
 
 def crash_points(app: App, scenario: Callable[[], object]) -> list[CrashPoint]:
-    """Run a scenario, and list the points that its jobs pass: before and after each statement and commit."""
+    """Run a scenario, and list the points its jobs pass: before and after each statement and commit."""
     passage = _Passage(app)
     with passage.watched():
         scenario()
@@ -58,7 +57,7 @@ def crash_points(app: App, scenario: Callable[[], object]) -> list[CrashPoint]:
 
 @contextmanager
 def crash(app: App, at: CrashPoint) -> Iterator[None]:
-    """Crash what runs inside when it comes to a point; afterwards the app works again, like a new process."""
+    """Crash the code inside the `with` at a point. Afterwards the app works again, like a new process."""
     if not isinstance(at, CrashPoint):
         raise ConfigError(f"crash: at= is {at!r}: give one of testing.crash_points(app, scenario)")
     passage = _Passage(app, at)
@@ -74,14 +73,14 @@ def crash(app: App, at: CrashPoint) -> Iterator[None]:
 
 
 def _is_crash(error: BaseException) -> bool:
-    """Say whether it is the crash and nothing else; a task group puts it into a group."""
+    """Return whether an error, or every error of a group, is the crash."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(Crashed)[1] is None
     return isinstance(error, Crashed)
 
 
 class _Passage(Mortal):
-    """Leads one operation at a time to the database, and knows which point it passes."""
+    """Runs one operation at a time and records the points it passes."""
 
     def __init__(self, app: App, at: CrashPoint | None = None) -> None:
         super().__init__()
@@ -95,7 +94,7 @@ class _Passage(Mortal):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Stand before the app's database, and leave nothing behind."""
+        """Add this gate to the app, and clean up afterwards."""
         hook = self._app.driver.hook
         with hooks.standing(self._app, self):
             try:
@@ -118,7 +117,7 @@ class _Passage(Mortal):
             return rows
 
     async def aexecute(self, op: Op[Any], send: Send, asend: Asend) -> Rows:
-        # One thread, so that the order is that of the asking.
+        # One thread keeps the order of the calls.
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.execute, op, send)
 
     def stage(self, op: Op[Any]) -> Op[Any]:
@@ -147,7 +146,7 @@ class _Passage(Mortal):
             raise Crashed(f"crashed {self._at}")
 
     def _forget(self, passed: int) -> None:
-        """Take back the points of a claim that found nothing: how many there are is a matter of chance."""
+        """Remove the points of a claim without jobs: their number depends on timing."""
         for point in self.passed[passed:]:
             self._times[Point(*point[:4])] -= 1
         del self.passed[passed:]

@@ -1,7 +1,7 @@
-"""The worker that tests run: the real one, one job at a time, with its upkeep at set moments instead of beside it.
+"""The worker of tests: the real worker with one slot, and with upkeep at fixed moments instead of in the background.
 
-So what it does is the same each time. What the real one would do in processes of its own it does in this one, because
-what a test counts with is here; what the real one refuses, it refuses too.
+So each run does the same. Jobs that need a process of their own run in this process, where the test's memory is. The
+restrictions of the real worker apply.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_ATTEMPTS = 10_000
 
 
 async def work(drainer: Drainer) -> None:
-    """Run what is due until nothing is."""
+    """Run due jobs until none is due."""
     running = asyncio.create_task(drainer.run(), name="duly-drain")
     with _ended_by_crash(drainer.app, running):
         await running
@@ -49,7 +49,7 @@ async def work(drainer: Drainer) -> None:
 
 @contextmanager
 def _ended_by_crash(app: App, running: asyncio.Task[None]) -> Iterator[None]:
-    """End a worker whose process is as good as dead: nobody would tell it that its handlers are gone."""
+    """Cancel the worker when its app crashes, because its handlers cannot report their end."""
     loop = asyncio.get_running_loop()
 
     def end() -> None:
@@ -71,7 +71,7 @@ def _ended_by_crash(app: App, running: asyncio.Task[None]) -> Iterator[None]:
 
 
 class Drainer(Worker):
-    """A worker for tests: it drains, and comes back. `noted` is called with what handlers raise."""
+    """A worker for tests: it drains and returns. `noted` is called with the exceptions of handlers."""
 
     overlaps = False  # so that jobs run in the same order each time
 
@@ -90,7 +90,7 @@ class Drainer(Worker):
         yield "suspects", self._suspects.run()
 
     async def _reconcile(self) -> None:
-        """Define what the app has; what others have is nothing to a test."""
+        """Define the schedules in code; schedules of other apps do not matter to a test."""
         if self.app.schedules.in_code:
             await super()._reconcile()
 
@@ -105,7 +105,7 @@ class Drainer(Worker):
             await sent
 
     async def _look_after(self) -> None:
-        """Do the upkeep once, and what is seen to have ended a second time, without the wait between."""
+        """Run upkeep once, and check expired leases a second time without the wait in between."""
         upkeep = Upkeep(self)
         await upkeep.round()
         await upkeep.fire.to_the_end()
@@ -115,11 +115,11 @@ class Drainer(Worker):
             await upkeep.rescue.look()
 
     def _arm(self) -> None:
-        """Listen to no other process: who drains does not wait for anything new."""
+        """Do not watch for jobs of other processes: a drain does not wait for new jobs."""
         self._armed = True
 
     async def claim(self, *args: Any, **options: Any) -> list[Lease]:
-        """Take jobs on lease, and see to it that what their handlers raise is noted."""
+        """Claim jobs, and observe the exceptions of their handlers."""
         leases = await super().claim(*args, **options)
         for lease in leases:
             lease.definition = self._observed(lease)
@@ -127,13 +127,13 @@ class Drainer(Worker):
         return leases
 
     def _refuse_endless(self, job: Claimed) -> None:
-        """Count what only runs because something ran here before: jobs of jobs, and jobs once more."""
+        """Count the attempts that earlier attempts caused: jobs enqueued by jobs, and retries."""
         self._brought_about += job.id in self._ran or job.envelope.causation_id in self._ran
         self._ran.add(job.id)
         if self._brought_about > MOST_ATTEMPTS:
             raise AssertionError(
-                f"drain: {MOST_ATTEMPTS:,} attempts came of others in the same drain, and the next is of {job.task}: "
-                "if that enqueues itself without end, give it one, or a delay; if there are so many, drain again"
+                f"drain: {MOST_ATTEMPTS:,} attempts were caused by others in one drain. The next is of {job.task}. "
+                "If it enqueues itself endlessly, give it an end or a delay; otherwise drain again"
             )
 
     def _observed(self, lease: Lease) -> Definition:
@@ -147,7 +147,7 @@ class Drainer(Worker):
         return replace(definition, kind=kind, retries=retries)
 
     def judged(self, lease: Lease, outcome: Outcome) -> Change:
-        """Ask the judge, and note failures that no exception of the handler's tells of."""
+        """Decide on an outcome, and note failures without an exception of the handler."""
         if isinstance(outcome, Failed) and (not outcome.retry or outcome.reason in (DOES_NOT_FIT, NOT_COMMITTED)):
             error = outcome.error
             self._noted(lease, JobError(f"{lease.job.task}: {error.kind}: {error.message}", lease.job.id))
@@ -161,7 +161,7 @@ class Drainer(Worker):
 
 
 class Leap:
-    """A monotonic clock that can be moved on."""
+    """A monotonic clock that can be moved forward."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
@@ -171,12 +171,12 @@ class Leap:
         return time.monotonic() + self._ahead
 
     def over(self, seconds: float) -> None:
-        """Move the clock on."""
+        """Move the clock forward."""
         self._ahead += seconds
 
 
 class _NoChildren(Children):
-    """No processes: suspects run alone in this one."""
+    """No processes: suspects run alone in this process."""
 
     @property
     def can_run(self) -> bool:
@@ -188,5 +188,5 @@ def _start_thread(work: Callable[[], None], name: str) -> threading.Thread:
         with suppress(Crashed):
             work()
 
-    # In the context of the worker: whoever enqueues in there is found to be inside of what is around us.
+    # In the context of the worker, so that an enqueue in the thread sees the context variables around the drain.
     return start_thread(partial(contextvars.copy_context().run, quietly), name)

@@ -1,4 +1,4 @@
-"""Run what is due, now and here."""
+"""Runs due jobs in the test's process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 MOST_ROUNDS = 1000
 MANY = 10_000
-# What became due so short a time ago is told by `ops.next_due` too.
+# `ops.next_due` also returns jobs that became due this short time ago.
 JUST_DUE_MS = 50
 
 
 @dataclass(frozen=True)
 class Drained:
-    """What a drain came to: how attempts ended, and the ids of the jobs that ran, in their order.
+    """The result of a drain: how attempts ended, and the ids of the jobs that ran, in order.
 
-    `failed` are attempts that will be tried again, `rescued` are jobs that were taken from a crashed worker.
+    `failed` counts attempts that will be retried, `rescued` counts jobs taken from a crashed worker.
     """
 
     succeeded: int = 0
@@ -47,10 +47,10 @@ class Drained:
 
 
 def drain(app: App, *, queues: Iterable[str] | None = None, scheduled: bool = False, raises: bool = False) -> Drained:
-    """Run what is due, and what that enqueues, until nothing is due any more.
+    """Run due jobs, and the jobs they enqueue, until none is due.
 
-    With `scheduled` also what is due later: a frozen clock is moved from one due time to the next, so that retries run
-    to their end without waiting. With `raises` the first error of a handler is raised when all is done.
+    `scheduled` also runs jobs that are due later: it moves a frozen clock from one due time to the next, so retries run
+    without waiting. `raises` raises the first error of a handler at the end.
     """
     if asyncio._get_running_loop() is not None:
         raise ConfigError("drain() starts an event loop, and one runs here already: await testing.adrain(app) instead")
@@ -60,7 +60,7 @@ def drain(app: App, *, queues: Iterable[str] | None = None, scheduled: bool = Fa
 async def adrain(
     app: App, *, queues: Iterable[str] | None = None, scheduled: bool = False, raises: bool = False
 ) -> Drained:
-    """Run what is due until nothing is, from a coroutine; async handlers run on this event loop."""
+    """Run due jobs until none is due, from a coroutine. Async handlers run on this event loop."""
     hooks.refuse_in_handler("drain")
     clock = _clock_for(app, scheduled)
     queues = None if queues is None else list(queues)
@@ -77,7 +77,7 @@ async def adrain(
             if clock is None or not await _moved_on(drainer, clock):
                 break
         else:
-            raise AssertionError(f"drain: after {MOST_ROUNDS} moves of the clock there is still something to come")
+            raise AssertionError(f"drain: after {MOST_ROUNDS} moves of the clock more jobs will become due")
     if errors:
         raise errors[0]
     return tally.drained()
@@ -96,9 +96,9 @@ def _clock_for(app: App, scheduled: bool) -> Clock | None:
 
 
 async def _moved_on(drainer: Drainer, clock: Clock) -> bool:
-    """Move the clock to the next moment at which something is due, or a lease ends. False: there is none."""
+    """Move the clock to the next due time or end of a lease. False: no such moment is left."""
     moments = [at async for at in _moments(drainer, clock.ms)]
-    # A lease that has ended and was not taken back is not waited for.
+    # Do not wait for a lease that has expired and was not rescued.
     later = [at for at in moments if at > clock.ms]
     if later:
         clock.move(min(later))
@@ -106,7 +106,7 @@ async def _moved_on(drainer: Drainer, clock: Clock) -> bool:
 
 
 async def _moments(drainer: Drainer, now: int) -> AsyncIterator[int]:
-    """Give the next due time of each queue, and the ends of leases."""
+    """Return the next due time of each queue, and the ends of leases."""
     since = now + JUST_DUE_MS
     for queue in drainer.queues:
         due_in_ms = await drainer.driver.arun(ops.next_due(queue, now=since))

@@ -1,8 +1,8 @@
-"""Jobs that have run when their enqueue returns.
+"""Inline jobs: an enqueue returns when its jobs have run.
 
-Each enqueue runs a worker of its own until nothing is due. Where several enqueue at once, one's worker may take
-another's job: so each also waits until the jobs that it made are out of every such worker's hands. Nobody waits in a
-circle, because a handler only ever waits for jobs that were claimed after its own.
+Each enqueue runs a worker of its own until no job is due. The worker of a concurrent enqueue may claim
+its job, so it also waits until no such worker runs one of its jobs. This cannot deadlock, because a
+handler only waits for jobs that were claimed after its own.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ LOOK_SECONDS = 0.005
 
 @contextmanager
 def inline(app: App) -> Iterator[App]:
-    """Have every enqueue run its job, and what that enqueues, before it returns.
+    """Make every enqueue run its job, and the jobs that it enqueues, before it returns.
 
-    What a handler raises on its first attempt is raised to whoever enqueued. Not run are a delayed job, one that is
-    enqueued on your own connection (`conn=`), as it is not committed, and one in a queue that is no task's of the app,
-    as no worker of it looks there: `drain` runs them when they are due, the last if you name the queue.
+    The enqueue raises the error of a handler's first attempt. Some jobs do not run inline: delayed ones; those on your
+    own connection (`conn=`), which are not committed; those in a queue of no task of the app. `drain` runs them when
+    they are due, the last if you name the queue.
     """
     before = app.tasks.enqueuing
     if isinstance(before, _Inline):
@@ -95,12 +95,12 @@ class _Inline(Enqueuing):
         self._depths[lease.job.id] = depth
         if depth >= DEEPEST:
             raise ConfigError(
-                f"inline: {DEEPEST} jobs run inside one another, the last of {request.definition.name}: "
-                "jobs that lead to more of themselves are run one after the other by testing.drain(app)"
+                f"inline: {DEEPEST} jobs run inside one another, the last of {request.definition.name}. "
+                "Use testing.drain(app) for jobs that enqueue themselves"
             )
 
     async def _work(self, own: Sequence[str]) -> None:
-        """Run what is due until our own jobs have been run, here or by others; those may also give one back."""
+        """Run due jobs until our own jobs have run, here or in another worker, which may also release one."""
         waited = True
         while waited:
             await self._drain()
@@ -115,20 +115,20 @@ class _Inline(Enqueuing):
             del self._at_work[drainer]
 
     async def _wait(self, own: Sequence[str]) -> bool:
-        """Wait until others run none of our own jobs. False: they did not."""
+        """Wait until no other worker runs one of our jobs. False: none did."""
         waited = False
         while loops := await self._elsewhere(own):
             if loops.intersection(_blocked.get()):
                 raise ConfigError(
-                    "inline: a sync enqueue makes this event loop stand still, on which another enqueue has begun "
-                    "to run the job: await aenqueue instead"
+                    "inline: a sync enqueue blocks this event loop, on which another enqueue is running the job: "
+                    "await aenqueue instead"
                 )
             await asyncio.sleep(LOOK_SECONDS)
             waited = True
         return waited
 
     async def _elsewhere(self, own: Sequence[str]) -> set[AbstractEventLoop]:
-        """Give the event loops of those who run some of our own jobs."""
+        """Return the event loops of the workers that run our jobs."""
         if not self._at_work:
             return set()
         running = await self._app.alist(state=State.RUNNING, limit=MANY)
@@ -151,7 +151,7 @@ def _own(answers: Answers) -> list[str]:
 
 
 def _run(make: Callable[[], Any]) -> None:
-    """Run a coroutine to its end; where an event loop runs already, on another one in a thread of its own."""
+    """Run a coroutine to its end, in a new thread if an event loop runs in this one."""
     loop = asyncio._get_running_loop()
     if loop is None:
         asyncio.run(make())
@@ -173,9 +173,9 @@ def _run(make: Callable[[], Any]) -> None:
 
 
 class _AtOnce(Drainer):
-    """Claims all that is due before it runs the first, and nothing before it has run the last.
+    """Claims all due jobs before it runs the first, and no job before it has run the last.
 
-    Else what a handler enqueues would come after the others of its queue, and they would all run inside of it.
+    Otherwise a job that a handler enqueues would come after the others of its queue, and all would run inside it.
     """
 
     def __init__(self, app: App, queues: Iterable[str] | None, noted: Noted) -> None:
@@ -185,12 +185,12 @@ class _AtOnce(Drainer):
     def give_back(self, lease: Lease) -> None:
         if self.stopping:
             super().give_back(lease)
-        else:  # its last attempt, with others before it: it waits for them here too
+        else:  # the last attempt: it waits for the jobs before it here too
             self._slots.put(lease)
 
 
 class _AllThatIsDue(Claiming):
-    """Claims for one slot what will wait for it, however long."""
+    """Claims for one slot without a limit on how long jobs wait for it."""
 
     def _further(self, queue: str, ahead: int) -> int:
         return 0

@@ -1,6 +1,6 @@
-"""The pytest plugin: apps on databases of their own, as fixtures.
+"""The pytest plugin: fixtures for apps on databases of their own.
 
-It is loaded in every run of pytest on a machine that has duly, so that it imports the rest only when it is used.
+pytest loads it in every run on a machine that has duly, so it imports the rest on first use.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Isolate: TypeAlias = "Callable[..., Duly]"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take the setting that names the app."""
+    """Add the setting that names the app."""
     parser.addini("duly_app", "the app of the fixture duly_app, as module:app", default="")
 
 
 @pytest.fixture
 def isolated_duly() -> Iterator[Isolate]:
-    """Give a function that puts an app on a database of its own until the test ends: `isolated_duly(app, url=None)`."""
+    """Return a function that gives an app its own database until the test ends: `isolated_duly(app, url=None)`."""
     from duly.testing.database import isolated
 
     with ExitStack() as stack:
@@ -40,7 +40,7 @@ def isolated_duly() -> Iterator[Isolate]:
 
 @pytest.fixture
 def duly_app(request: pytest.FixtureRequest, isolated_duly: Isolate) -> Duly:
-    """Give the app that the setting `duly_app` names, on a database of its own."""
+    """Return the app that the setting `duly_app` names, on a database of its own."""
     from duly.app.locate import find_app
     from duly.duly import Duly
     from duly.errors import ConfigError
@@ -60,7 +60,7 @@ def duly_app(request: pytest.FixtureRequest, isolated_duly: Isolate) -> Duly:
 
 @pytest.fixture
 def duly_clock(duly_app: Duly) -> Iterator[Clock]:
-    """Have the clock of `duly_app` stand still, and give it."""
+    """Freeze the clock of `duly_app`, and return it."""
     from duly.testing.clock import frozen
 
     with frozen(duly_app) as clock:
