@@ -35,8 +35,10 @@ RULES = {
     ),
 }
 PATTERNS = {rule: re.compile(pattern, re.IGNORECASE) for rule, pattern in RULES.items()}
-# Code, and the tests that are written below each line of the contract.
-LEFT_OUT = re.compile(r"^ *```.*?^ *```|^  (?:\w+/)*\w+\.py: [^\n]*$|^  later$", re.MULTILINE | re.DOTALL)
+# Code, examples of commands, and the tests that are written below each line of the contract.
+LEFT_OUT = re.compile(
+    r"^ *```.*?^ *```|^  (?:\w+/)*\w+\.py: [^\n]*$|^  later$|^ +(?:duly|\* \*) [^\n]*$", re.MULTILINE | re.DOTALL
+)
 MARKUP = {
     r"`[^`]*`(?:,? (?:and )?`[^`]*`)*": "code",
     r"!?\[([^\]]*)\]\([^)]*\)": r"\1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import inspect
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,7 @@ class Commands(Named):
             return None
         command: click.Command = import_module(f"duly.cli.{cmd_name}").command
         _name_variables(command, f"DULY_{cmd_name.upper()}")
+        _move_examples(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -188,6 +190,15 @@ def _name_variables(command: click.Command, prefix: str) -> None:
             option.envvar = f"{prefix}_{flag.upper()}"
     for name, child in getattr(command, "commands", {}).items():
         _name_variables(child, f"{prefix}_{name.replace('-', '_').upper()}")
+
+
+def _move_examples(command: click.Command) -> None:
+    """Move the examples of a docstring, and what follows them, below the options; their lines stay as they are."""
+    text, found, rest = inspect.cleandoc(command.help or "").partition("\n\nExamples:\n")
+    if found:
+        command.help, command.epilog = text, "\b\nExamples:\n" + rest.replace("\n\n", "\n\b\n")
+    for child in getattr(command, "commands", {}).values():
+        _move_examples(child)
 
 
 def _exit_code(error: DulyError) -> int:

@@ -20,15 +20,7 @@ from duly.rules.settings import Settings
 Pages: TypeAlias = Callable[[int, int], None]
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly backup backups/monday.db
-  duly backup monday.db --url /var/lib/shop/jobs.db --force --json
-\b
-Restore it with duly restore. PostgreSQL: pg_dump.
-"""
-)
+@click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @with_app
@@ -36,6 +28,12 @@ def command(app: Duly, file: Path, force: bool, as_json: bool) -> None:
     """Copy a SQLite database while it is in use.
 
     The copy is consistent: workers need not stop. FILE appears when the copy is complete.
+
+    Examples:
+      duly backup backups/monday.db
+      duly backup monday.db --url /var/lib/shop/jobs.db --force --json
+
+    Restore it with duly restore. PostgreSQL: pg_dump.
     """
     source = _source(app.settings, file)
     if file.is_file() and not force:

@@ -34,14 +34,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     left_ms: int | None
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly batches watch 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
-  duly batches watch 01997f3e --interval 10s > import.log
-  duly batches watch 01997f3e --json | jq .percent
-"""
-)
+@click.command()
 @click.argument("batch_id", metavar="ID")
 @interval_option
 @with_app
@@ -53,6 +46,11 @@ def watch(app: Duly, batch_id: str, interval_ms: int, as_json: bool) -> None:
 
     Exit code 0: it is complete and a success, as on_success counts it. 1: it is complete and no success, because too
     many jobs died, ended partial or were cancelled. 3: no batch has this id. 130: Ctrl-C.
+
+    Examples:
+      duly batches watch 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
+      duly batches watch 01997f3e --interval 10s > import.log
+      duly batches watch 01997f3e --json | jq .percent
     """
     try:
         batch = find_batch(app, batch_id)

@@ -25,32 +25,22 @@ from duly.store.op import Op
 TIMES = ("created_at", "sealed_at", "completed_at", "first_dead_at")
 
 
-@click.group(
-    cls=Named,
-    epilog="""\b
-Examples:
-  duly batches list --active
-  duly batches show 01997f3e
-  duly batches watch 01997f3e
-  duly batches cancel 01997f3e --why "the wrong file" --dry-run
-""",
-)
+@click.group(cls=Named)
 def command() -> None:
-    """List, show, watch and cancel batches."""
+    """List, show, watch and cancel batches.
+
+    Examples:
+      duly batches list --active
+      duly batches show 01997f3e
+      duly batches watch 01997f3e
+      duly batches cancel 01997f3e --why "the wrong file" --dry-run
+    """
 
 
 command.add_command(watch)
 
 
-@command.command(
-    "list",
-    epilog="""\b
-Examples:
-  duly batches list
-  duly batches list --active --name import
-  duly batches list --before 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --json
-""",
-)
+@command.command("list")
 @click.option("--name", help="Only batches of this name.")
 @click.option("--active", is_flag=True, help="Only batches with jobs that have not ended.")
 @page_options("--before", "Only batches older than this one")
@@ -60,6 +50,11 @@ def list_(app: Duly, name: str | None, active: bool, limit: int, before: str | N
 
     The state is unsealed (it is being filled, or the filling was interrupted), open (some of its jobs have not ended)
     or complete.
+
+    Examples:
+      duly batches list
+      duly batches list --active --name import
+      duly batches list --before 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --json
     """
     older = None if before is None else whole_batch_id(app, before)
     found = app.batches.list(name=name, active=active or None, before=older, limit=limit + 1)
@@ -100,19 +95,17 @@ def _print_batches(found: Sequence[BatchRecord], now: int) -> None:
     )
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly batches show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
-  duly batches show 01997f3e --json --url jobs.db
-"""
-)
+@command.command()
 @click.argument("batch_id", metavar="ID")
 @with_app
 def show(app: Duly, batch_id: str, as_json: bool) -> None:
     """Show a batch: its progress, its times, and whether it is a success.
 
     The first digits of the id are enough. Exit code 3: no batch has this id.
+
+    Examples:
+      duly batches show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
+      duly batches show 01997f3e --json --url jobs.db
     """
     record = find_batch(app, batch_id).progress()
     now = app.driver.run(ops.clock())
@@ -149,13 +142,7 @@ def _advise(record: BatchRecord) -> None:
         remark_dead(record)
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly batches cancel 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --dry-run
-  duly batches cancel 01997f3e --why "the wrong file" --yes
-"""
-)
+@command.command()
 @click.argument("batch_id", metavar="ID")
 @bulk_options
 @audit_options
@@ -164,6 +151,10 @@ def cancel(app: Duly, batch_id: str, dry_run: bool, yes: bool, by: str, why: str
     """Cancel the rest of a batch: seal it, cancel its waiting jobs, and ask running jobs to stop.
 
     Ended jobs stay as they are. The batch is complete when all its jobs have ended. Exit code 3: no batch has this id.
+
+    Examples:
+      duly batches cancel 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --dry-run
+      duly batches cancel 01997f3e --why "the wrong file" --yes
     """
     batch = find_batch(app, batch_id)
     before = after = batch.progress()

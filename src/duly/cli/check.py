@@ -11,13 +11,7 @@ from duly.rules.durations import to_ms
 from duly.worker import liveness
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly check
-  duly check --within 10s --json
-"""
-)
+@click.command()
 @click.option(
     "--worker",
     is_flag=True,
@@ -37,6 +31,10 @@ def command(worker: bool, within: str, as_json: bool) -> None:
 
     Exit code 0: there are some, and each gave a sign of life lately. 1: there is none, or one is silent, because its
     event loop hangs. A worker whose database is away is alive: it waits, and restarting it would help nobody.
+
+    Examples:
+      duly check
+      duly check --within 10s --json
     """
     within_s = to_ms(within, what="--within") / 1000
     signs = list(liveness.signs())

@@ -24,19 +24,16 @@ from duly.store.op import FIRST_ID
 DEAD = (State.DEAD, State.PARTIAL)
 
 
-@click.group(
-    "dead",
-    cls=Named,
-    epilog="""\b
-Examples:
-  duly dead list --task send_receipt
-  duly dead replay 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "mail server is back"
-  duly dead replay-all --error ConnectionError --limit 1000 --dry-run
-  duly dead resolve 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "paid by hand"
-""",
-)
+@click.group("dead", cls=Named)
 def command() -> None:
-    """List dead letters, run them again, settle them."""
+    """List dead letters, run them again, settle them.
+
+    Examples:
+      duly dead list --task send_receipt
+      duly dead replay 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "mail server is back"
+      duly dead replay-all --error ConnectionError --limit 1000 --dry-run
+      duly dead resolve 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "paid by hand"
+    """
 
 
 def dead_filters(command: C) -> C:
@@ -51,17 +48,7 @@ def partial_option(command: C) -> C:
     return click.option("--partial", is_flag=True, help="Partial jobs too, which were delivered only in part.")(command)
 
 
-@command.command(
-    "list",
-    epilog="""\b
-Examples:
-  duly dead list
-  duly dead list --task send_receipt --since 2h --error Timeout
-  duly dead list --batch 01997f3e
-  duly dead list --all --partial --limit 500 --json
-  duly dead list --after 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
-""",
-)
+@command.command("list")
 @dead_filters
 @partial_option
 @click.option("--all", "everything", is_flag=True, help="Replayed and resolved ones too.")
@@ -72,6 +59,13 @@ def list_(app: Duly, limit: int, after: str | None, everything: bool, as_json: b
 
     Replayed and resolved jobs are settled, and not listed without --all. JSON is an array of jobs with all their
     fields.
+
+    Examples:
+      duly dead list
+      duly dead list --task send_receipt --since 2h --error Timeout
+      duly dead list --batch 01997f3e
+      duly dead list --all --partial --limit 500 --json
+      duly dead list --after 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
     """
     listing = _listing(app, given, everything=everything)
     found = listing(None if after is None else whole_id(app, after), limit + 1)
@@ -104,19 +98,17 @@ def _listing(app: Duly, given: Mapping[str, Any], *, everything: bool = False, c
     return page
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly dead show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
-  duly dead show 01997f3e --json
-"""
-)
+@command.command()
 @click.argument("job_id", metavar="ID")
 @with_app
 def show(app: Duly, job_id: str, as_json: bool) -> None:
     """Show a dead job, its attempts and the last traceback.
 
     Exit code 3: no dead job has this id.
+
+    Examples:
+      duly dead show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
+      duly dead show 01997f3e --json
     """
     story = read_story(app, job_id)
     if story.job.state not in DEAD:
@@ -124,15 +116,7 @@ def show(app: Duly, job_id: str, as_json: bool) -> None:
     story.print(as_json=as_json)
 
 
-@command.command(
-    "replay",
-    epilog="""\b
-Examples:
-  duly dead replay 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "mail server is back"
-  duly dead replay 01997f3e --payload '{"order_id": 42, "email": "a@b.c"}' --app tasks:app
-  duly dead replay 01997f3e --key receipt:42b
-""",
-)
+@command.command("replay")
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option("--key", help="Give the new job this key instead of its own.")
 @click.option(
@@ -148,6 +132,11 @@ def replay_(app: Duly, ids: Sequence[str], as_json: bool, **options: Any) -> Non
     """Run dead, partial or cancelled jobs again, each as a new job. Replayed twice, a job still has one new job.
 
     Exit code 1: a job is not replayed; the reason is printed. 3: an id is that of no job.
+
+    Examples:
+      duly dead replay 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "mail server is back"
+      duly dead replay 01997f3e --payload '{"order_id": 42, "email": "a@b.c"}' --app tasks:app
+      duly dead replay 01997f3e --key receipt:42b
     """
     if len(ids) > 1 and (options["key"] is not None or options["payload"] is not None):
         raise click.UsageError("--key and --payload are for one job: name one.")
@@ -189,15 +178,7 @@ def _hint(job: JobRecord, error: Exception) -> str:
     return f"it is {job.state} and has not ended"
 
 
-@command.command(
-    "replay-all",
-    epilog="""\b
-Examples:
-  duly dead replay-all --task send_receipt --dry-run
-  duly dead replay-all --error ConnectionError --since 2h --yes
-  duly dead replay-all --limit 50000 --why "mail server is back"
-""",
-)
+@command.command("replay-all")
 @dead_filters
 @partial_option
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many at most.")
@@ -210,6 +191,11 @@ def replay_all(
     """Run all dead jobs that match again, oldest first.
 
     Jobs that die meanwhile are left alone. Jobs that cannot be replayed are counted, with the reason.
+
+    Examples:
+      duly dead replay-all --task send_receipt --dry-run
+      duly dead replay-all --error ConnectionError --since 2h --yes
+      duly dead replay-all --limit 50000 --why "mail server is back"
     """
 
     def act(jobs: Sequence[JobRecord]) -> list[Done]:
@@ -235,13 +221,7 @@ def _need_reason(given: Mapping[str, Any]) -> None:
         raise click.UsageError(f"{missing}: write for the record why it is settled.")
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly dead resolve 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "paid by hand"
-  duly dead resolve --task send_receipt --until 2026-01-31 --why "customers were told" --dry-run
-"""
-)
+@command.command()
 @dead_filters
 @partial_option
 @bulk_command("resolve", _matching, everything="All dead jobs.", audit=_reason_options, check=_need_reason)
@@ -250,19 +230,16 @@ def resolve(app: Duly, jobs: Sequence[JobRecord], by: str, why: str) -> list[Don
 
     They are not listed and not replayed any more, and stay for the record. Exit code 1: a job you named is not dead, or
     was settled before. 3: an id is that of no job.
+
+    Examples:
+      duly dead resolve 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "paid by hand"
+      duly dead resolve --task send_receipt --until 2026-01-31 --why "customers were told" --dry-run
     """
     resolved = app.driver.run(ops.resolve([job.id for job in jobs], by=by, why=why))
     return [Done(job.id, "resolved") if job.id in resolved else _not("resolved", job) for job in jobs]
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly dead purge 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --yes
-  duly dead purge --until 2026-01-31 --dry-run
-  duly dead purge --all
-"""
-)
+@command.command()
 @dead_filters
 @click.option("--settled", is_flag=True, help="Replayed and resolved ones too.")
 @bulk_command("purge", _matching, everything="All dead jobs.", ask_named=True)
@@ -271,6 +248,11 @@ def purge(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> lis
 
     It cannot be undone. Your name and the reason are recorded.
     Exit code 1: a job you named is not dead. 3: an id is that of no job.
+
+    Examples:
+      duly dead purge 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --yes
+      duly dead purge --until 2026-01-31 --dry-run
+      duly dead purge --all
     """
     purged = app.driver.run(ops.purge([job.id for job in jobs], by=by, why=why))
     return [Done(job.id, "purged") if job.id in purged else _not("purged", job) for job in jobs]

@@ -43,7 +43,7 @@ KILL_AT = 30.0
 CRASHED = "crashed"
 
 
-@click.command(epilog="\b\nExamples:\n  duly demo\n  duly demo --keep demo-folder\n  duly demo --json\n")
+@click.command()
 @click.option(
     "--keep",
     metavar="FOLDER",
@@ -56,6 +56,11 @@ def command(keep: Path | None, as_json: bool) -> None:
     """See jobs run, fail, retry, die and be rescued, on a database of its own.
 
     Needs no server and no configuration, takes about ten seconds and ends by itself.
+
+    Examples:
+      duly demo
+      duly demo --keep demo-folder
+      duly demo --json
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _ended_by_signal)

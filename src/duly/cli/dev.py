@@ -41,16 +41,7 @@ MOST_TASKS = 20
 QUIET = ("job.", "worker.started", "worker.stopping", "worker.stopped", "worker.summary")
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly dev tasks.py
-  duly dev shop.tasks:app --concurrency 2
-  duly dev tasks.py --url postgresql://user@host/db
-\b
-Exit codes: 0 stopped, 1 failed, 2 wrong usage.
-"""
-)
+@click.command()
 @click.argument("target", metavar="MODULE:APP", type=click.Path())
 @click.option(
     "--concurrency",
@@ -103,6 +94,13 @@ def command(
     Runs one worker, shows what becomes of each job, and starts again whenever a Python file or duly.toml below this
     folder changes. Needs no configuration and no server. MODULE:APP is imported with the current folder first on the
     path; tasks.py alone will do where there is only one app.
+
+    Examples:
+      duly dev tasks.py
+      duly dev shop.tasks:app --concurrency 2
+      duly dev tasks.py --url postgresql://user@host/db
+
+    Exit codes: 0 stopped, 1 failed, 2 wrong usage.
     """
     grace_ms = to_ms(grace, what="--grace")
     if lifeline is None and reload and os.name != "nt":  # Windows has no process that ends with its parent

@@ -33,16 +33,7 @@ ELSEWHERE = "mend it, or name another database with --url, --app or $DULY_URL"
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly doctor
-  duly doctor --deep --app tasks:app --verbose
-  duly doctor --url postgresql://user@host/db --json
-\b
-Exit codes: 0 no error (there may be warnings), 1 errors, 2 wrong usage.
-"""
-)
+@click.command()
 @click.option("--deep", is_flag=True, help="Read the whole file and look for damage, which takes its time. SQLite.")
 @click.option("--verbose", is_flag=True, help="Say also how everything is set, and where each setting comes from.")
 @database_options
@@ -51,6 +42,13 @@ def command(choice: Choice, deep: bool, verbose: bool, as_json: bool) -> None:
     """Examine the database, the workers and the tasks, and say what to do.
 
     With --app also the tasks of the app that no living worker knows.
+
+    Examples:
+      duly doctor
+      duly doctor --deep --app tasks:app --verbose
+      duly doctor --url postgresql://user@host/db --json
+
+    Exit codes: 0 no error (there may be warnings), 1 errors, 2 wrong usage.
     """
     with choice.opened(checked=False) as app:
         findings = _findings(app, deep)

@@ -37,18 +37,7 @@ FIRST_LOOK_S, LAST_LOOK_S, AWAY_LOOK_S = 0.005, 0.25, 1.0
 LATE_S = 60  # clocks differ and scripts take their time: what is past by less is meant to run now
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly enqueue tasks:app send_receipt '{"order_id": 42, "email": "a@b.c"}'
-  duly enqueue tasks:app add '[1, 2]' --wait --timeout 60s
-  duly enqueue tasks:app report --at 2030-01-31T09:00+01:00 --key report:january
-  duly enqueue tasks:app import_rows - --delay 5m < rows.json
-\b
-Exit codes: 0 done, 1 failed (with --wait also: it is dead, cancelled, or not done in time), 2 wrong usage, and then
-nothing was written.
-"""
-)
+@click.command()
 @click.argument("target", metavar="MODULE:APP", type=click.Path())
 @click.argument("task_name", metavar="TASK")
 @click.argument("arguments", metavar="[ARGS]", required=False)
@@ -81,6 +70,15 @@ def command(
 
     ARGS is a JSON object of named arguments, or an array of arguments in order; - reads it from stdin. It is checked
     against the task's signature before anything is written. Prints the id of the job, with --wait its result as JSON.
+
+    Examples:
+      duly enqueue tasks:app send_receipt '{"order_id": 42, "email": "a@b.c"}'
+      duly enqueue tasks:app add '[1, 2]' --wait --timeout 60s
+      duly enqueue tasks:app report --at 2030-01-31T09:00+01:00 --key report:january
+      duly enqueue tasks:app import_rows - --delay 5m < rows.json
+
+    Exit codes: 0 done, 1 failed (with --wait also: it is dead, cancelled, or not done in time), 2 wrong usage, and then
+    nothing was written.
     """
     if timeout is not None and not wait:
         raise ConfigError("--timeout says how long to wait: give --wait with it")

@@ -28,31 +28,19 @@ RETRIED = (State.WAITING, State.SCHEDULED)
 REPLAYED = (State.DEAD, State.PARTIAL, State.CANCELLED)
 
 
-@click.group(
-    cls=Named,
-    epilog="""\b
-Examples:
-  duly jobs list --state dead --since 2h
-  duly jobs show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
-  duly jobs cancel --queue mail --dry-run
-  duly jobs retry --error ConnectionError --yes
-""",
-)
+@click.group(cls=Named)
 def command() -> None:
-    """List, show, cancel and retry jobs."""
+    """List, show, cancel and retry jobs.
+
+    Examples:
+      duly jobs list --state dead --since 2h
+      duly jobs show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
+      duly jobs cancel --queue mail --dry-run
+      duly jobs retry --error ConnectionError --yes
+    """
 
 
-@command.command(
-    "list",
-    epilog="""\b
-Examples:
-  duly jobs list
-  duly jobs list --state scheduled --queue mail --limit 100
-  duly jobs list --task send_receipt --since 2h --error Timeout
-  duly jobs list --batch 01997f3e --state running
-  duly jobs list --before 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --json
-""",
-)
+@command.command("list")
 @state_option()
 @filter_options
 @click.option("--batch", metavar="ID", help="Only jobs of this batch.")
@@ -64,6 +52,13 @@ def list_(
     """List jobs, newest first.
 
     JSON is an array of jobs with all their fields, payloads and results too.
+
+    Examples:
+      duly jobs list
+      duly jobs list --state scheduled --queue mail --limit 100
+      duly jobs list --task send_receipt --since 2h --error Timeout
+      duly jobs list --batch 01997f3e --state running
+      duly jobs list --before 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --json
     """
     found = app.list(
         **given,
@@ -123,19 +118,17 @@ def _running_notes(job: JobRecord) -> list[str]:
     return [*notes, job.progress_message] if job.progress_message else notes
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly jobs show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
-  duly jobs show 01997f3e --json --url jobs.db
-"""
-)
+@command.command()
 @click.argument("job_id", metavar="ID")
 @with_app
 def show(app: Duly, job_id: str, as_json: bool) -> None:
     """Show a job with its failed attempts, its steps, its events, and why it is not running.
 
     The first digits of the id are enough. Exit code 3: no job has this id.
+
+    Examples:
+      duly jobs show 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
+      duly jobs show 01997f3e --json --url jobs.db
     """
     read_story(app, job_id).print(as_json=as_json)
 
@@ -230,15 +223,7 @@ def _foresee_cancel(job: JobRecord) -> Done | None:
     return Done(job.id, "had ended") if job.state.ended else None
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly jobs cancel 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "wrong address"
-  duly jobs cancel --queue mail --state scheduled --dry-run
-  duly jobs cancel --task send_receipt --since 1h --yes
-  duly jobs cancel --all
-"""
-)
+@command.command()
 @state_option(CANCELLABLE)
 @filter_options
 @bulk_command("cancel", _matching(*CANCELLABLE), everything="All jobs that have not ended.", foreseen=_foresee_cancel)
@@ -247,6 +232,12 @@ def cancel(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> li
 
     A job that does not run ends at once. A running one is asked to stop: its handler decides. Jobs that are enqueued
     meanwhile are left alone. Exit code 3: an id is that of no job; the other jobs are cancelled all the same.
+
+    Examples:
+      duly jobs cancel 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "wrong address"
+      duly jobs cancel --queue mail --state scheduled --dry-run
+      duly jobs cancel --task send_receipt --since 1h --yes
+      duly jobs cancel --all
     """
     answer = app.driver.run(ops.cancel([job.id for job in jobs], by=by, why=why))
     return [Done(job.id, CANCELLED.get(answer.get(job.id), "had ended")) for job in jobs]
@@ -267,14 +258,7 @@ def _foresee_retry(job: JobRecord) -> Done | None:
     return None
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly jobs retry 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
-  duly jobs retry --error ConnectionError --dry-run
-  duly jobs retry --queue mail --state dead --since 1d --yes
-"""
-)
+@command.command()
 @state_option((*RETRIED, *REPLAYED))
 @filter_options
 @bulk_command(
@@ -286,6 +270,11 @@ def retry(app: Duly, jobs: Sequence[JobRecord], by: str, why: str | None) -> lis
     A scheduled or waiting job becomes due at once. A dead, partial or cancelled one is replayed as a new job, whose id
     is printed. Filters without --state choose scheduled and waiting jobs. Exit code 1: a job you named runs or has
     succeeded. 3: an id is that of no job.
+
+    Examples:
+      duly jobs retry 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55
+      duly jobs retry --error ConnectionError --dry-run
+      duly jobs retry --queue mail --state dead --since 1d --yes
     """
     due = [job.id for job in jobs if job.state in RETRIED]
     made_due = app.driver.run(ops.retry(due, by=by, why=why)) if due else {}

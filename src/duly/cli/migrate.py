@@ -21,16 +21,7 @@ from duly.store.migrate import Migration
 from duly.store.statements import Dialect
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly migrate --url postgresql://user@host/db
-  duly migrate --url postgresql://owner@host/db --grant app
-  duly migrate --app tasks:app
-  duly migrate --plan
-  duly migrate --sql > duly.sql
-"""
-)
+@click.command()
 @database_options
 @click.option("--grant", metavar="ROLE", help="PostgreSQL: let this role use the tables, but not alter them.")
 @click.option("--plan", is_flag=True, help="Print what would be done, and change nothing.")
@@ -41,6 +32,13 @@ def command(choice: Choice, grant: str | None, plan: bool, sql: bool, as_json: b
 
     A SQLite file is also migrated whenever it is opened; PostgreSQL only by this command, so that workers need no right
     to create tables. Running it twice changes nothing.
+
+    Examples:
+      duly migrate --url postgresql://user@host/db
+      duly migrate --url postgresql://owner@host/db --grant app
+      duly migrate --app tasks:app
+      duly migrate --plan
+      duly migrate --sql > duly.sql
     """
     read = _settings(choice)
     driver = open_driver(read)  # opens nothing yet, and refuses an unknown kind of URL

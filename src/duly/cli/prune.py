@@ -21,14 +21,7 @@ NOUNS = {"results": "result", "done": "finished job", "batches": "batch", "worke
 PLURALS = {"batches": "batches", "workers": "worker records"}
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly prune --dry-run
-  duly prune --yes --keep 2d --only events,workers
-  duly prune --url postgresql://user@host/db --yes --json
-"""
-)
+@click.command()
 @click.option(
     "--keep",
     "keep_ms",
@@ -51,6 +44,11 @@ def command(app: Duly, keep_ms: int | None, names: list[str], dry_run: bool, yes
 
     Workers do the same every minute: use this for a database without workers, or for a shorter --keep. Dead jobs are
     never removed here: duly dead purge does that. A SQLite file keeps its size, and reuses the space.
+
+    Examples:
+      duly prune --dry-run
+      duly prune --yes --keep 2d --only events,workers
+      duly prune --url postgresql://user@host/db --yes --json
     """
     keep_ms = app.settings.keep_ms if keep_ms is None else keep_ms
     counted = app.driver.run(ops.prunable(keep_ms=keep_ms))

@@ -23,34 +23,29 @@ from duly.store import ops
 N = TypeVar("N", int, float)
 
 
-@click.group(
-    cls=Named,
-    epilog="""\b
-Examples:
-  duly queues list
-  duly queues pause mail --for 1h --why "mail server is down"
-  duly queues resume mail
-  duly queues limit mail --depth 10000 --retry-share 0.2
-""",
-)
+@click.group(cls=Named)
 def command() -> None:
-    """List, pause, resume and limit queues."""
+    """List, pause, resume and limit queues.
+
+    Examples:
+      duly queues list
+      duly queues pause mail --for 1h --why "mail server is down"
+      duly queues resume mail
+      duly queues limit mail --depth 10000 --retry-share 0.2
+    """
 
 
-@command.command(
-    "list",
-    epilog="""\b
-Examples:
-  duly queues list
-  duly queues list --json --url jobs.db
-""",
-)
+@command.command("list")
 @with_app
 def list_(app: Duly, as_json: bool) -> None:
     """List queues with their counts of jobs, the age of the oldest due job, their limits and pauses.
 
     A queue is listed if it has jobs, a pause, limits, or a living worker. Counts stop at 10,001, which is printed as
     10,000+.
+
+    Examples:
+      duly queues list
+      duly queues list --json --url jobs.db
     """
     figures, pauses = app.driver.run(ops.queues()), app.paused()
     limits = {limit.name: limit for limit in app.limits()}
@@ -117,14 +112,7 @@ def pause_text(pause: Pause | None, now: int) -> str:
     return f"by {pause.paused_by} {output.ago(pause.paused_at, now)}{until}{why}"
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly queues pause mail --why "mail server is down"
-  duly queues pause mail --for 1h30m
-  duly queues pause send_receipt --task
-"""
-)
+@command.command()
 @click.argument("name")
 @click.option("--task", "is_task", is_flag=True, help="NAME is a task, in all queues of its jobs.")
 @click.option(
@@ -142,6 +130,11 @@ def pause(
     """Stop workers from claiming the jobs of a queue, or of a task. Running jobs continue.
 
     An unknown name is paused all the same, with a warning.
+
+    Examples:
+      duly queues pause mail --why "mail server is down"
+      duly queues pause mail --for 1h30m
+      duly queues pause send_receipt --task
     """
     kind = _kind(is_task)
     if not name or duration_ms == 0:
@@ -191,13 +184,7 @@ def did_you_mean(name: str, known: set[str]) -> str:
     return f": did you mean {close[0]!r}?" if close else ""
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly queues resume mail
-  duly queues resume send_receipt --task --why "fixed"
-"""
-)
+@command.command()
 @click.argument("name")
 @click.option("--task", "is_task", is_flag=True, help="NAME is a task.")
 @audit_options
@@ -206,6 +193,10 @@ def resume(app: Duly, name: str, is_task: bool, by: str, why: str | None, as_jso
     """Let workers claim the jobs of a paused queue or task again.
 
     Exit code 1: it was not paused.
+
+    Examples:
+      duly queues resume mail
+      duly queues resume send_receipt --task --why "fixed"
     """
     kind = _kind(is_task)
     known = {pause.name for pause in app.paused() if pause.kind == kind}
@@ -219,15 +210,7 @@ def resume(app: Duly, name: str, is_task: bool, by: str, why: str | None, as_jso
         sys.exit(1)
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly queues limit mail --depth 10000 --why "the disk is small"
-  duly queues limit mail --ageing 1m --retry-share 0.2
-  duly queues limit send_receipt --task --cap 2 --rate 10/min --why "the provider is slow"
-  duly queues limit send_receipt --task --reset
-"""
-)
+@command.command()
 @click.argument("name")
 @click.option("--depth", metavar="N|off", help="How many jobs may wait; more are refused with QueueFull.")
 @click.option(
@@ -247,6 +230,12 @@ def limit(app: Duly, name: str, is_task: bool, by: str, why: str | None, as_json
 
     Options that are left out change nothing; `off` removes a limit. An unknown name is limited all the same, with a
     warning. The limits of a task set here replace those in its code, in all workers, until --reset.
+
+    Examples:
+      duly queues limit mail --depth 10000 --why "the disk is small"
+      duly queues limit mail --ageing 1m --retry-share 0.2
+      duly queues limit send_receipt --task --cap 2 --rate 10/min --why "the provider is slow"
+      duly queues limit send_receipt --task --reset
     """
     kind = _kind(is_task)
     limits = _read_limits(name, is_task, given)

@@ -29,14 +29,7 @@ Run interrupted jobs: duly jobs retry ID, or for all of them: duly jobs retry --
 Resume a queue:       duly queues resume NAME"""
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly restore monday.db --hold
-  duly restore monday.db --url /var/lib/shop/jobs.db --dry-run
-  duly restore --hold --url postgresql://user@host/db
-"""
-)
+@click.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--hold",
@@ -57,6 +50,11 @@ def command(choice: Choice, file: Path | None, hold: bool, force: bool, **how: b
 
     A SQLite database becomes as it was when FILE was made, completely or, after an error, not at all. Later changes are
     lost. Jobs that ended after the backup run again, unless --hold stops them.
+
+    Examples:
+      duly restore monday.db --hold
+      duly restore monday.db --url /var/lib/shop/jobs.db --dry-run
+      duly restore --hold --url postgresql://user@host/db
     """
     if file is None and not hold:
         raise click.UsageError("Name the backup FILE, or give --hold to hold a database that was restored already.")

@@ -22,13 +22,7 @@ from duly.store import schedules as store
 SAMPLE = 5
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly schedules backfill nightly_report --since 2026-01-01 --until 2026-01-07T12:00 --dry-run
-  duly schedules backfill nightly_report --since 2026-01-01T00:00Z --until 2026-02-01T00:00Z --yes
-"""
-)
+@click.command()
 @click.argument("name")
 @click.option(
     "--since",
@@ -50,6 +44,10 @@ def backfill(
 
     Repeated, it fires only what is still missing. Where runs may not overlap, they run one after the other. Exit code
     3: no schedule has this name.
+
+    Examples:
+      duly schedules backfill nightly_report --since 2026-01-01 --until 2026-01-07T12:00 --dry-run
+      duly schedules backfill nightly_report --since 2026-01-01T00:00Z --until 2026-02-01T00:00Z --yes
     """
     schedule = find_schedule(app, name)
     window = _window(since, until, schedule)

@@ -45,32 +45,22 @@ LAST_AT = LAST_DAY * DAY * 1000  # close to the last datetime
 SHOWN_FIRES = 10
 
 
-@click.group(
-    cls=Named,
-    epilog="""\b
-Examples:
-  duly schedules list
-  duly schedules next nightly_report -n 10
-  duly schedules pause nightly_report --why "the warehouse moves"
-  duly schedules backfill nightly_report --since 2026-01-01 --until 2026-01-07T12:00 --dry-run
-""",
-)
+@click.group(cls=Named)
 def command() -> None:
-    """List, preview, pause, resume, trigger, backfill and delete schedules."""
+    """List, preview, pause, resume, trigger, backfill and delete schedules.
+
+    Examples:
+      duly schedules list
+      duly schedules next nightly_report -n 10
+      duly schedules pause nightly_report --why "the warehouse moves"
+      duly schedules backfill nightly_report --since 2026-01-01 --until 2026-01-07T12:00 --dry-run
+    """
 
 
 command.add_command(backfill)
 
 
-@command.command(
-    "list",
-    epilog="""\b
-Examples:
-  duly schedules list
-  duly schedules list --paused
-  duly schedules list --json --url jobs.db
-""",
-)
+@command.command("list")
 @click.option("--paused", is_flag=True, help="Only paused schedules.")
 @with_app
 def list_(app: Duly, paused: bool, as_json: bool) -> None:
@@ -78,6 +68,11 @@ def list_(app: Duly, paused: bool, as_json: bool) -> None:
 
     The state is active, paused, ended (its rule has no due time any more), or running (it counts from the end of its
     run, which has not ended yet).
+
+    Examples:
+      duly schedules list
+      duly schedules list --paused
+      duly schedules list --json --url jobs.db
     """
     found = [one for one in app.schedules.list() if one.paused_at is not None or not paused]
     now = app.driver.run(ops.clock())
@@ -104,19 +99,17 @@ def _last(schedule: ScheduleRecord, now: int) -> str:
     return output.ago(schedule.last_at, now, units=1)
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly schedules show nightly_report
-  duly schedules show nightly_report --json --url jobs.db
-"""
-)
+@command.command()
 @click.argument("name")
 @with_app
 def show(app: Duly, name: str, as_json: bool) -> None:
     """Show a schedule with the terms and arguments of its jobs, and what it fired last.
 
     Exit code 3: no schedule has this name.
+
+    Examples:
+      duly schedules show nightly_report
+      duly schedules show nightly_report --json --url jobs.db
     """
     schedule = find_schedule(app, name)
     fires = app.schedules.fires(name, limit=SHOWN_FIRES)
@@ -169,15 +162,7 @@ def _print_fires(fires: Sequence[FireRecord], tz: str) -> None:
         click.echo("it has not fired yet")
 
 
-@command.command(
-    "next",
-    epilog="""\b
-Examples:
-  duly schedules next nightly_report
-  duly schedules next nightly_report -n 20 --after 2026-03-28
-  duly schedules next nightly_report --json
-""",
-)
+@command.command("next")
 @click.argument("name")
 @click.option("-n", "--count", type=click.IntRange(1, CHUNK), default=5, show_default=True, help="How many at most.")
 @click.option(
@@ -188,6 +173,11 @@ def next_(app: Duly, name: str, count: int, after: str | None, as_json: bool) ->
     """Print the next due times of a schedule, in its zone and in UTC.
 
     JSON has each in milliseconds UTC and as text. Exit code 3: no schedule has this name.
+
+    Examples:
+      duly schedules next nightly_report
+      duly schedules next nightly_report -n 20 --after 2026-03-28
+      duly schedules next nightly_report --json
     """
     schedule = find_schedule(app, name)
     now = app.driver.run(ops.clock())
@@ -245,13 +235,7 @@ def _remark_limits(schedule: ScheduleRecord, *, few: bool) -> None:
         output.remark(f"{schedule.name!r} has no further due time")
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly schedules pause nightly_report
-  duly schedules pause nightly_report --why "the warehouse moves" --by anna
-"""
-)
+@command.command()
 @click.argument("name")
 @audit_options
 @with_app
@@ -259,6 +243,10 @@ def pause(app: Duly, name: str, by: str, why: str | None, as_json: bool) -> None
     """Pause a schedule: it does not fire until it is resumed. Its jobs continue.
 
     Exit code 3: no schedule has this name.
+
+    Examples:
+      duly schedules pause nightly_report
+      duly schedules pause nightly_report --why "the warehouse moves" --by anna
     """
     find_schedule(app, name)
     app.schedules.pause(name, by=by, why=why or "")
@@ -270,13 +258,7 @@ def pause(app: Duly, name: str, by: str, why: str | None, as_json: bool) -> None
         click.echo(output.plain(f"schedule {name!r} is paused {pause_text(paused, now)}"))
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly schedules resume nightly_report
-  duly schedules resume nightly_report --why "the warehouse has moved" --json
-"""
-)
+@command.command()
 @click.argument("name")
 @audit_options
 @with_app
@@ -284,6 +266,10 @@ def resume(app: Duly, name: str, by: str, why: str | None, as_json: bool) -> Non
     """Resume a paused schedule with its next due time; due times during the pause are recorded as skipped.
 
     Exit code 1: it was not paused. 3: no schedule has this name.
+
+    Examples:
+      duly schedules resume nightly_report
+      duly schedules resume nightly_report --why "the warehouse has moved" --json
     """
     before = find_schedule(app, name)
     resumed = app.schedules.resume(name, by=by, why=why or "")
@@ -303,13 +289,7 @@ def resume(app: Duly, name: str, by: str, why: str | None, as_json: bool) -> Non
         output.remark("no worker has it in its code: the next worker that starts without it pauses it again")
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly schedules trigger nightly_report
-  duly jobs show "$(duly schedules trigger nightly_report)"
-"""
-)
+@command.command()
 @click.argument("name")
 @by_option
 @with_app
@@ -317,6 +297,10 @@ def trigger(app: Duly, name: str, by: str, as_json: bool) -> None:
     """Run a schedule now, paused or not, and print the id of the job. Its next due time stays.
 
     Exit code 3: no schedule has this name.
+
+    Examples:
+      duly schedules trigger nightly_report
+      duly jobs show "$(duly schedules trigger nightly_report)"
     """
     find_schedule(app, name)
     job_id = app.schedules.trigger(name, by=by)
@@ -328,13 +312,7 @@ def trigger(app: Duly, name: str, by: str, as_json: bool) -> None:
         output.remark(f"show it with: duly jobs show {job_id}")
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  duly schedules delete nightly_report --dry-run
-  duly schedules delete nightly_report --yes --why "nobody reads it"
-"""
-)
+@command.command()
 @click.argument("name")
 @bulk_options
 @audit_options
@@ -344,6 +322,10 @@ def delete(app: Duly, name: str, dry_run: bool, yes: bool, by: str, why: str | N
 
     A schedule in code is created again when a worker starts with that code: pause it instead. Exit code 3: no schedule
     has this name.
+
+    Examples:
+      duly schedules delete nightly_report --dry-run
+      duly schedules delete nightly_report --yes --why "nobody reads it"
     """
     schedule = find_schedule(app, name)
     if not dry_run:

@@ -31,19 +31,17 @@ class Stats(msgspec.Struct, frozen=True):
     paused: list[Pause]
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly stats
-  duly stats --json --url jobs.db
-"""
-)
+@click.command()
 @with_app
 def command(app: Duly, as_json: bool) -> None:
     """Count jobs by queue and state, dead ones by task and reason, workers and their slots.
 
     It counts jobs that have not ended, and dead ones that were neither replayed nor resolved. Counts of a queue stop at
     10,001. The counts of a worker begin when it starts.
+
+    Examples:
+      duly stats
+      duly stats --json --url jobs.db
     """
     stats = read(app)
     if as_json:

@@ -15,18 +15,7 @@ from duly.store import ops
 from duly.worker.tick import Ticked, Ticker
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly tick tasks:app
-  duly tick tasks:app --limit 500 --max-seconds 25 --json
-\b
-In a crontab, once a minute:
-  * * * * * cd /srv/shop && .venv/bin/duly tick tasks:app
-\b
-Exit codes: 0 the pass is done, whatever became of the jobs; 1 the database is away; 2 wrong usage.
-"""
-)
+@click.command()
 @click.argument("target", metavar="MODULE:APP", type=click.Path())
 @click.option(
     "--limit",
@@ -72,6 +61,15 @@ def command(
     Makes due what is due, takes jobs from workers that have gone, fires schedules, runs jobs, removes what has had its
     time. Ticks may overlap, with each other and with workers. A job whose worker died is taken over by a tick that has
     time to make sure: --max-seconds should be more than a third of its lease.
+
+    Examples:
+      duly tick tasks:app
+      duly tick tasks:app --limit 500 --max-seconds 25 --json
+
+    In a crontab, once a minute:
+      * * * * * cd /srv/shop && .venv/bin/duly tick tasks:app
+
+    Exit codes: 0 the pass is done, whatever became of the jobs; 1 the database is away; 2 wrong usage.
     """
     logs.configure(log_level, as_json=as_json)
     app = find_app(target, Duly, url=url)

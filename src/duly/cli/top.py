@@ -44,15 +44,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     failed_rate: float | None
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly top
-  duly top --interval 5s --url postgresql://user@host/db
-  duly top --once
-  duly top --json | jq .succeeded_rate
-"""
-)
+@click.command()
 @interval_option
 @click.option("--once", is_flag=True, help="Print the state once and exit.")
 @with_app
@@ -62,6 +54,12 @@ def command(app: Duly, interval_ms: int, once: bool, as_json: bool) -> None:
     On a terminal it fills the screen. Without one, or where $TERM is dumb, it prints a line at each interval; with
     --json an object. Rates are computed from the counts that workers send with each heartbeat. While the database is
     away, it waits.
+
+    Examples:
+      duly top
+      duly top --interval 5s --url postgresql://user@host/db
+      duly top --once
+      duly top --json | jq .succeeded_rate
     """
     where = app.driver.about().where
     rates = Rates()

@@ -40,18 +40,7 @@ DURABILITY = {
 }
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly worker tasks:app
-  duly worker tasks.py --concurrency 20
-  duly worker shop.tasks:app --queues mail:3,default --processes 4
-  duly worker tasks:app --url postgresql://user@host/db --log-json
-\b
-Signals: SIGTERM or Ctrl-C lets running jobs end within the grace time, then gives the rest back; a second one does
-so at once. Exit codes: 0 stopped, 1 failed, 2 wrong usage.
-"""
-)
+@click.command()
 @click.argument("target", metavar="MODULE:APP", type=click.Path())
 @click.option(
     "--concurrency",
@@ -111,6 +100,15 @@ def command(
 
     MODULE:APP is imported with the current folder first on the path; tasks.py or tasks alone will do where there is
     only one app. A database that is away is waited for.
+
+    Examples:
+      duly worker tasks:app
+      duly worker tasks.py --concurrency 20
+      duly worker shop.tasks:app --queues mail:3,default --processes 4
+      duly worker tasks:app --url postgresql://user@host/db --log-json
+
+    Signals: SIGTERM or Ctrl-C lets running jobs end within the grace time, then gives the rest back; a second one does
+    so at once. Exit codes: 0 stopped, 1 failed, 2 wrong usage.
     """
     logs.configure(log_level, as_json=log_json)
     ending = Ending()

@@ -13,19 +13,17 @@ from duly.model import WorkerRecord
 from duly.store import ops
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  duly workers
-  duly workers --json --url postgresql://user@host/db
-"""
-)
+@click.command()
 @with_app
 def command(app: Duly, as_json: bool) -> None:
     """List the workers, with their state at their last heartbeat.
 
     A worker sends a heartbeat every third of its shortest lease, with its counts. A worker that misses three is silent:
     it is dead, hangs, or cannot reach the database. For probes on the machine of the worker use `duly check`.
+
+    Examples:
+      duly workers
+      duly workers --json --url postgresql://user@host/db
     """
     workers, now = app.driver.run(ops.workers()), app.driver.run(ops.clock())
     if as_json:
