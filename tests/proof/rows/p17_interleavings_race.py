@@ -270,6 +270,16 @@ def finish(names: str, *changes: Change, now: int = LATE) -> Step:
     return lambda scene: ops.finish([Finish(scene.jobs[name], change) for name, change in wanted], now=now)
 
 
+def finish_claimed(*changes: Change, now: int = LATE) -> Step:
+    """Record changes of the jobs in the answer before, if it has any."""
+
+    def made(answers: list[Any]) -> Op[Any] | None:
+        ends = [Finish(job, change) for job, change in zip(answers[-1], changes * len(answers[-1]), strict=False)]
+        return ops.finish(ends, now=now) if ends else None
+
+    return lambda scene: made
+
+
 def extend(names: str) -> Step:
     return lambda scene: ops.extend(scene.held(names), now=LATE)
 
