@@ -249,9 +249,9 @@ def test_j12_nothing_waits_for_a_slot_on_its_last_attempt(app: Duly, monkeypatch
 
     async def scenario() -> tuple[int, int]:
         worker = Worker(app, signals=False, concurrency=2)
-        monkeypatch.setattr(worker._slots, "fill", lambda: None)
-        assert await worker._claiming._take("default", 30, app.tasks) == 30
-        return len(worker._slots._waiting), len(worker._ended)
+        monkeypatch.setattr(worker.slots, "fill", lambda: None)
+        assert await worker.claiming._take("default", 30, app.tasks) == 30
+        return len(worker.held.waiting), len(worker.finishing.unsent)
 
     assert asyncio.run(scenario()) == (2, 28)
 
@@ -301,7 +301,7 @@ def test_j18_handlers_that_take_all_threads_of_the_loop_stop_neither_the_worker_
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
         worker = Worker(app, signals=False, concurrency=60, grace="100ms")
         running = asyncio.create_task(worker.run())
-        while len(worker.leases()) < 40:
+        while len(worker.held.leases()) < 40:
             await asyncio.sleep(0.01)
         job = await quick.aenqueue()
         async with asyncio.timeout(SECONDS):
@@ -324,13 +324,13 @@ def test_j27_a_database_that_is_away_at_the_start_is_asked_now_and_then(tmp_path
 
     async def scenario() -> None:
         worker = Worker(app, signals=False)
-        arun = worker.driver.arun
+        arun = worker.shared.driver.arun
 
         async def counted(op: Any) -> Any:
             tries.append(time.monotonic())
             return await arun(op)
 
-        worker.driver.arun = counted  # type: ignore[method-assign]
+        worker.shared.driver.arun = counted  # type: ignore[method-assign]
         running = asyncio.create_task(worker.run())
         while len(tries) < 4:
             await asyncio.sleep(0.01)
@@ -451,7 +451,7 @@ def test_j10_handlers_that_write_all_the_time_starve_neither_claims_nor_beats(on
         worker = Worker(on_postgres, signals=False)
         running = asyncio.create_task(worker.run())
         await busy.aenqueue_many(busy.call() for _ in range(3))
-        while len(worker.leases()) < 3:
+        while len(worker.held.leases()) < 3:
             await asyncio.sleep(0.01)
         jobs = [await quick.aenqueue() for _ in range(3)]
         assert [await job.aresult(SECONDS) for job in jobs] == ["in between"] * 3
@@ -482,7 +482,7 @@ def test_j13_a_finish_that_waits_for_a_lock_does_not_hold_up_its_neighbours(
         jobs = await work.aenqueue_many(work.call(n) for n in range(4))
         worker = Worker(on_postgres, signals=False)
         running = asyncio.create_task(worker.run())
-        while len(worker.leases()) < 1:
+        while len(worker.held.leases()) < 1:
             await asyncio.sleep(0.01)
         with psycopg.connect(postgres_url) as conn:
             conn.execute("select 1 from duly.duly_job where id = %s for update", [jobs[0].id])
@@ -527,17 +527,17 @@ def test_a_worker_without_a_free_slot_does_not_spin_while_a_job_is_due(app: Duly
 
     async def run() -> int:
         worker = app.worker(concurrency=1, drain=False, signals=False)
-        turns, turn = 0, worker._turn
+        turns, turn = 0, worker.turns.turn
 
         async def counted() -> None:
             nonlocal turns
             turns += 1
             await turn()
 
-        worker._turn = counted  # type: ignore[method-assign]
+        worker.turns.turn = counted  # type: ignore[method-assign]
         await short.using(delay="300ms").aenqueue()
         running = asyncio.create_task(worker.run())
-        while not worker._due_known:  # it sleeps until the delayed job is due
+        while not worker.wakeups.due_known:  # it sleeps until the delayed job is due
             await asyncio.sleep(0.01)
         await long.aenqueue()
         while len(await app.alist(state="succeeded")) < 2:

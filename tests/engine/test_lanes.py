@@ -173,7 +173,7 @@ def test_b07_what_has_a_rate_is_claimed_only_for_free_slots(app: Duly) -> None:
 
     @app.task(rate="1000/s", max_attempts=5)
     async def work(number: int) -> None:
-        held.append(len(worker.leases()))
+        held.append(len(worker.held.leases()))
 
     work.enqueue_many(work.call(number) for number in range(200))
     worker = Worker(app, signals=False, drain=True, concurrency=3)

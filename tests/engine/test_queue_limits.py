@@ -19,7 +19,7 @@ from duly.model import Claimed, Envelope, Limit, NewJob, State, Terms
 from duly.store import caller, ops
 from duly.store.op import Op
 from duly.store.sequence import run
-from duly.worker.queue_limits import Shaping
+from duly.worker.queue_limits import QueueLimits
 from tests.contract.stores import new_id
 from tests.engine.conftest import HOLDABLE, Outside, found, work, work_until
 
@@ -341,9 +341,9 @@ def test_b09_a_paused_task_or_queue_is_named_by_why_with_who_why_and_until_when(
 # Ageing and the budget, as a worker keeps them
 
 
-def claims(shaping: Shaping, queue: str = "mail", *, limit: int = 10, **more: Any) -> Op[list[Claimed]]:
+def claims(limits: QueueLimits, queue: str = "mail", *, limit: int = 10, **more: Any) -> Op[list[Claimed]]:
     asked = {"token": 1, "worker": "w", "tasks": ["send"], "alone": False, "marks": [], **more}
-    return shaping.claim(queue, limit=limit, **asked)
+    return limits.claim(queue, limit=limit, **asked)
 
 
 def job(attempt: int) -> Claimed:
@@ -355,46 +355,46 @@ def job(attempt: int) -> Claimed:
 
 
 def test_j07_only_a_queue_that_was_told_so_is_claimed_in_another_shape() -> None:
-    shaping = Shaping()
-    assert claims(shaping).sections == ("claim",)
-    shaping.learn([LIMIT])
-    assert claims(shaping).sections == ("claim",)
-    shaping.learn([replace(LIMIT, ageing_ms=5)])
-    assert claims(shaping).sections == ("uncompiled", "claim_shaped")
-    assert (claims(shaping).params["ageing_ms"], claims(shaping).params["retries"]) == (5, None)
-    assert claims(shaping, alone=True).sections == ("claim",)
-    assert claims(shaping, "other").sections == ("claim",)
-    assert shaping.promotes_retries("mail")
+    limits = QueueLimits()
+    assert claims(limits).sections == ("claim",)
+    limits.learn([LIMIT])
+    assert claims(limits).sections == ("claim",)
+    limits.learn([replace(LIMIT, ageing_ms=5)])
+    assert claims(limits).sections == ("uncompiled", "claim_shaped")
+    assert (claims(limits).params["ageing_ms"], claims(limits).params["retries"]) == (5, None)
+    assert claims(limits, alone=True).sections == ("claim",)
+    assert claims(limits, "other").sections == ("claim",)
+    assert limits.promotes_retries("mail")
 
 
-def budget(shaping: Shaping, limit: int, takes: Callable[[int], int]) -> int:
+def budget(limits: QueueLimits, limit: int, takes: Callable[[int], int]) -> int:
     """One claim of a queue where so many retries are taken of what is allowed; says how many were allowed."""
-    allowed = claims(shaping, limit=limit).params["retries"]
+    allowed = claims(limits, limit=limit).params["retries"]
     taken = takes(allowed)
-    shaping.took("mail", [job(2)] * taken + [job(1)] * (limit - taken))
+    limits.took("mail", [job(2)] * taken + [job(1)] * (limit - taken))
     return allowed
 
 
 def test_r11_a_claim_of_n_allows_its_share_of_n_to_retries() -> None:
-    shaping = Shaping()
-    shaping.learn([replace(LIMIT, retry_share=0.2)])
-    assert not shaping.promotes_retries("mail")
-    assert [budget(shaping, 10, lambda allowed: allowed) for _ in range(5)] == [2] * 5
+    limits = QueueLimits()
+    limits.learn([replace(LIMIT, retry_share=0.2)])
+    assert not limits.promotes_retries("mail")
+    assert [budget(limits, 10, lambda allowed: allowed) for _ in range(5)] == [2] * 5
 
 
 def test_r11_claims_of_one_job_save_up_until_it_is_a_retrys_turn() -> None:
-    shaping = Shaping()
-    shaping.learn([replace(LIMIT, retry_share=0.2)])
-    assert [budget(shaping, 1, lambda allowed: allowed) for _ in range(10)] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
+    limits = QueueLimits()
+    limits.learn([replace(LIMIT, retry_share=0.2)])
+    assert [budget(limits, 1, lambda allowed: allowed) for _ in range(10)] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
 
 
 def test_r11_what_is_saved_up_is_worth_one_claim_at_most_and_free_room_costs_nothing() -> None:
-    shaping = Shaping()
-    shaping.learn([replace(LIMIT, retry_share=0.2)])
-    assert [budget(shaping, 10, lambda allowed: 0) for _ in range(5)] == [2] * 5
-    assert budget(shaping, 10, lambda allowed: 10) == 2
-    assert budget(shaping, 10, lambda allowed: allowed) == 2
-    none = Shaping()
+    limits = QueueLimits()
+    limits.learn([replace(LIMIT, retry_share=0.2)])
+    assert [budget(limits, 10, lambda allowed: 0) for _ in range(5)] == [2] * 5
+    assert budget(limits, 10, lambda allowed: 10) == 2
+    assert budget(limits, 10, lambda allowed: allowed) == 2
+    none = QueueLimits()
     none.learn([replace(LIMIT, retry_share=0)])
     assert [budget(none, 10, lambda allowed: 0) for _ in range(5)] == [0] * 5
 

@@ -16,7 +16,7 @@ from duly.model import State
 from duly.rules.keys import new_token
 from duly.store import ops
 from duly.store.op import Held
-from duly.worker.prefetch import MOST_AHEAD, Pace
+from duly.worker.prefetch import MOST_AHEAD, Prefetch
 from duly.worker.upkeep.rescue import Rescue
 from tests.contract.stores import D1Driver
 from tests.servers.d1 import D1Mannered
@@ -48,15 +48,11 @@ class Rescuer:
     def __init__(self, app: Duly) -> None:
         self.now = 100.0
         self.held: list[Any] = []
-        self.worker: Any = SimpleNamespace(
-            app=app,
-            driver=app.driver,
-            clock=lambda: self.now,
-            leases=lambda: self.held,
-            children=SimpleNamespace(warm_up=lambda: None),
-            suspects_ready=lambda: None,
-        )
-        self._rescue = Rescue(self.worker)
+        shared: Any = SimpleNamespace(app=app, driver=app.driver, clock=lambda: self.now)
+        held: Any = SimpleNamespace(leases=lambda: self.held)
+        children: Any = SimpleNamespace(warm_up=lambda: None)
+        suspects: Any = SimpleNamespace(hint=lambda: None)
+        self._rescue = Rescue(shared, held, children, suspects)
 
     def look(self) -> None:
         asyncio.run(self._rescue.look())
@@ -137,7 +133,7 @@ def test_only_quick_tasks_with_attempts_to_spare_are_claimed_ahead() -> None:
     @app.task(max_attempts=1)
     async def only_once() -> None: ...
 
-    pace = Pace(10, app.tasks, 5)
+    pace = Prefetch(10, app.tasks, 5)
     assert pace.ahead(0.0) == (0, frozenset())
     for _ in range(50):
         pace.note("quick", 0.0001)
@@ -163,7 +159,7 @@ def test_how_long_jobs_take_is_reckoned_also_while_threads_add_to_it() -> None:
     @app.task
     def quick() -> None: ...
 
-    pace = Pace(10, app.tasks, 5)
+    pace = Prefetch(10, app.tasks, 5)
     pace._took["quick"] = Growing([0.0001] * 20)
     assert pace.ahead(0.0)[1] == {"quick"}
     assert len(pace._took["quick"]) == 40
@@ -176,7 +172,7 @@ def test_who_claimed_too_far_ahead_claims_half_as_far_for_a_while() -> None:
     @app.task
     async def quick() -> None: ...
 
-    pace = Pace(10, app.tasks, 5)
+    pace = Prefetch(10, app.tasks, 5)
     for _ in range(50):
         pace.note("quick", 0.0001)
     assert pace.ahead(0.0)[0] == MOST_AHEAD
@@ -201,7 +197,7 @@ def test_what_is_claimed_ahead_fits_into_memory_and_into_a_tenth_of_a_second() -
     @app.task
     async def quick() -> None: ...
 
-    pace = Pace(10, app.tasks, 5)
+    pace = Prefetch(10, app.tasks, 5)
     for _ in range(50):
         pace.note("quick", 0.01)
     assert pace.ahead(0.0)[0] == 100
@@ -226,7 +222,7 @@ def test_j09_a_handler_is_told_also_when_its_own_worker_claims_the_job_again(app
 
     async def run() -> list[str]:
         worker = app.worker(concurrency=2, signals=False)
-        worker.heart.beat = lambda: None  # type: ignore[method-assign]  # which would extend the lease, or tell
+        worker.heartbeat.beat = lambda: None  # type: ignore[method-assign]  # which would extend the lease, or tell
         running = asyncio.create_task(worker.run())
         job = await waiting.aenqueue()
         while not runs:

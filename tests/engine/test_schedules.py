@@ -19,7 +19,6 @@ from duly.rules.firing import LATE, MISSED, MOST_RUNS, OVERLAP
 from duly.store import ops, schedules
 from duly.store.op import Finish
 from duly.testing import Clock, drain, frozen
-from duly.worker.upkeep import Upkeep
 from duly.worker.upkeep.fire import Fire
 from tests.engine.conftest import found, work, work_until
 
@@ -153,8 +152,7 @@ def test_s03_a_delay_goes_on_however_a_run_ends(app: Duly, clock: Clock, end: st
 def scheduler(app: Duly) -> Fire:
     """Make what fires beside a worker, without the worker."""
     worker = app.worker()
-    worker._loop, worker._wake = asyncio.get_running_loop(), asyncio.Event()
-    return Fire(worker)
+    return Fire(worker.shared, worker.wakeups)
 
 
 def fire(app: Duly) -> int:
@@ -977,7 +975,7 @@ def test_s08_a_living_worker_takes_up_again_what_others_took_for_abandoned(apps:
         assert app.schedules.get("report").paused_why == schedules.GONE  # type: ignore[union-attr]
 
         async def upkeep() -> None:
-            await Upkeep(scheduler(app)._worker).mend_schedules()
+            await app.worker().upkeep.mend_schedules()
 
         asyncio.run(upkeep())
         assert app.schedules.get("report").paused_at is None  # type: ignore[union-attr]

@@ -432,7 +432,7 @@ def test_j16_what_a_handler_returns_and_nobody_has_run_is_told(app: Duly) -> Non
     work(app)
     record = found(app, job.id)
     assert record.state is State.DEAD
-    assert "returned a coroutine, which nobody has run: await it" in (record.error or "")
+    assert "returned a coroutine, which was not run: await it" in (record.error or "")
 
 
 def test_a_result_that_cannot_be_stored_is_told_and_not_done_again(app: Duly) -> None:

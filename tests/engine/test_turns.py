@@ -20,11 +20,10 @@ from duly import Duly
 from duly.app.gil import LOOP_ALONE_SECONDS, SWITCH_SECONDS, threads_switched_often
 from duly.app.lease import Asked, Lease, current
 from duly.model import Failed, Failure, State, Succeeded
-from duly.rules.lifecycle import DONE
 from duly.store import ops
 from duly.store.op import Op
 from duly.store.sqlite.driver import SQLiteDriver
-from duly.worker.deadlines import Overtime
+from duly.worker.deadlines import Deadlines
 from duly.worker.prefetch import MOST_AHEAD
 from duly.worker.worker import Worker
 
@@ -54,13 +53,13 @@ async def drained(app: Duly, **options: Any) -> None:
 def test_a_worker_that_stays_busy_hears_no_more_of_others_also_if_it_is_not_armed_just_now(app: Duly) -> None:
     now, disarmed = [0.0], []
     worker = Worker(app, clock=lambda: now[0])
-    worker._watch = SimpleNamespace(disarm=lambda: disarmed.append(now[0]))  # type: ignore[assignment]
+    worker.wakeups._watch = SimpleNamespace(disarm=lambda: disarmed.append(now[0]))  # type: ignore[assignment]
     for now[0] in (0.0, 0.9, 1.1):
-        worker.note_busy(1)
+        worker.wakeups.note_busy(1)
     assert disarmed == [1.1]
-    worker.note_busy(0)
+    worker.wakeups.note_busy(0)
     for now[0] in (5.0, 5.9):
-        worker.note_busy(1)
+        worker.wakeups.note_busy(1)
     assert disarmed == [1.1]
 
 
@@ -97,14 +96,14 @@ def test_what_comes_while_a_worker_asks_when_the_next_job_is_due_has_it_ask_agai
     async def surely(op: Op[Any], **_: Any) -> int:
         nonlocal asked
         asked += 1
-        worker._due_known = asked > 1  # as if another process had put a job off meanwhile
+        worker.wakeups.due_known = asked > 1  # as if another process had put a job off meanwhile
         return 60_000
 
-    worker.surely = surely  # type: ignore[method-assign, assignment]
-    asyncio.run(worker._look_ahead())
-    assert (asked, worker._due_known) == (1, False)
-    asyncio.run(worker._look_ahead())
-    assert worker._due_known
+    worker.shared.surely = surely  # type: ignore[method-assign, assignment]
+    asyncio.run(worker.claiming.look_ahead())
+    assert (asked, worker.wakeups.due_known) == (1, False)
+    asyncio.run(worker.claiming.look_ahead())
+    assert worker.wakeups.due_known
 
 
 def test_the_next_job_is_claimed_while_an_end_is_on_its_way(app: Duly) -> None:
@@ -183,7 +182,8 @@ def test_a_drain_runs_what_was_enqueued_while_an_empty_claim_was_on_its_way(app:
         answer = await send(op)
         empty = op.name == "claim" and not op.params.get("alone") and not answer
         # The last of the queues, while the job runs, after the others had nothing.
-        if empty and worker._held and worker._claiming._exhausted.issuperset({*queues} - {op.params["queue"]}):
+        exhausted = worker.wakeups.exhausted
+        if empty and len(worker.held) and exhausted.issuperset({*queues} - {op.params["queue"]}):
             may_end.set()
             with contextlib.suppress(TimeoutError):  # few ends wait for the claim where they could share a commit
                 await asyncio.wait_for(recorded.wait(), 0.5)
@@ -233,13 +233,13 @@ def test_what_is_left_of_lanes_that_have_gone_does_not_keep_a_worker_awake(app: 
 
     async def run() -> None:
         worker = Worker(app, signals=False, drain=True)
-        take = worker._claiming._take
+        take = worker.claiming._take
 
         async def after_lanes(*args: Any) -> int:
             worker.lanes.unseen = True  # by a claim of lanes that are not there any more
             return await take(*args)
 
-        worker._claiming._take = after_lanes  # type: ignore[method-assign]
+        worker.claiming._take = after_lanes  # type: ignore[method-assign]
         await asyncio.wait_for(worker.run(), SECONDS)
 
     asyncio.run(run())
@@ -285,7 +285,7 @@ def test_a_worker_whose_end_is_on_its_way_does_not_spin(app: Duly) -> None:
 
     async def run() -> None:
         worker = Worker(app, signals=False, drain=True, concurrency=2)
-        turn = worker._turn
+        turn = worker.turns.turn
 
         async def counted() -> None:
             nonlocal turns
@@ -297,7 +297,7 @@ def test_a_worker_whose_end_is_on_its_way_does_not_spin(app: Duly) -> None:
             may_end.set()  # the other ends while this one is on its way
             await asyncio.sleep(0.3)
 
-        worker._turn = counted  # type: ignore[method-assign]
+        worker.turns.turn = counted  # type: ignore[method-assign]
         slowed(app, "finish", for_a_while)
         await asyncio.wait_for(worker.run(), SECONDS)
 
@@ -359,7 +359,7 @@ def test_ends_are_recorded_together_while_more_will_come_in_a_moment(app: Duly, 
     """Of forty that wait for a slot, four are worth waiting for."""
     finished: list[int] = []
     worker = Worker(app, signals=False, drain=True, concurrency=1)
-    worker._pace.ahead = lambda now: (40, frozenset(app.tasks))  # type: ignore[method-assign]
+    worker.prefetch.ahead = lambda now: (40, frozenset(app.tasks))  # type: ignore[method-assign]
 
     async def later(number: int) -> None:
         await asyncio.sleep(0.002)
@@ -388,7 +388,7 @@ def test_no_end_waits_for_a_job_that_turns_out_to_be_slow(app: Duly, kind: str) 
     """The last of those that waited for a slot hangs until the ends before it are recorded."""
     recorded = threading.Event()
     worker = Worker(app, signals=False, drain=True, concurrency=1)
-    worker._pace.ahead = lambda now: (200, frozenset(app.tasks))  # type: ignore[method-assign]
+    worker.prefetch.ahead = lambda now: (200, frozenset(app.tasks))  # type: ignore[method-assign]
 
     async def later(number: int) -> None:
         if number == 6:
@@ -412,7 +412,7 @@ def test_no_end_waits_for_a_job_that_turns_out_to_be_slow(app: Duly, kind: str) 
         return answer
 
     app.driver.arun = arun  # type: ignore[method-assign]
-    worker._how_long = lambda: SECONDS  # type: ignore[method-assign]
+    worker.turns._pause = lambda: SECONDS  # type: ignore[method-assign]
     asyncio.run(asyncio.wait_for(worker.run(), SECONDS))
     assert [job.attempt for job in app.list(state="succeeded")] == [1] * 7
 
@@ -435,29 +435,30 @@ def test_an_end_that_waits_to_be_recorded_is_not_looked_at_for_its_timeout(app: 
         return SimpleNamespace(**{**usual, **more})
 
     runs, has_ended = lease(), lease(ended_at=0.5)
-    worker: Any = SimpleNamespace(
-        app=app, clock=lambda: 100.0, leases=lambda: [runs, has_ended], ask=lambda *said: asked.append(said)
-    )
-    Overtime(worker).look()
+    shared: Any = SimpleNamespace(app=app, clock=lambda: 100.0)
+    held: Any = SimpleNamespace(leases=lambda: [runs, has_ended])
+    stopping: Any = SimpleNamespace(ask=lambda *said: asked.append(said))
+    nothing: Any = None
+    Deadlines(shared, held, nothing, stopping, nothing, nothing).look()
     assert asked == [(runs, Asked.TIMEOUT)]
 
 
 def test_an_end_is_not_held_back_which_others_can_have_something_of(app: Duly) -> None:
     """The next of a lane, or whoever claims what was given back."""
     worker = Worker(app, signals=False)
-    worker.poke = lambda: None  # type: ignore[method-assign]
+    worker.wakeups.wake = lambda: None  # type: ignore[method-assign]
     for number in range(9):
-        worker._slots.put(number)  # type: ignore[arg-type]
+        worker.slots.put(number)  # type: ignore[arg-type]
     definition: Any = SimpleNamespace(policy=None)
     for lane, worth in ((None, False), ("work:x", True)):
-        worker.soon = 5
+        worker.finishing.soon = 5
         job: Any = SimpleNamespace(id="j", task="t", lane=lane, attempt=1, max_attempts=5, crashes=0)
-        worker.ended(Lease(job, definition, app.database, 0.0), Succeeded())
-        assert worker._is_worth_recording() is worth
-    worker._ended.clear()
-    worker.soon = 5
-    worker.give_back(Lease(job, definition, app.database, 0.0))
-    assert worker._is_worth_recording()
+        worker.finishing.ended(Lease(job, definition, app.database, 0.0), Succeeded())
+        assert worker.finishing._is_worth_sending() is worth
+    worker.finishing.unsent.clear()
+    worker.finishing.soon = 5
+    worker.finishing.give_back(Lease(job, definition, app.database, 0.0))
+    assert worker.finishing._is_worth_sending()
 
 
 def test_what_is_told_of_a_job_is_how_long_it_ran_and_not_how_long_its_end_took(app: Duly) -> None:
@@ -495,16 +496,16 @@ def test_a_queue_with_a_limit_has_its_turn_beside_one_that_is_claimed_ahead(app:
     many.enqueue_many(many.call(n) for n in range(600))
     few.enqueue_many(few.call(n) for n in range(12))
     worker = Worker(app, signals=False, drain=True, concurrency=2, queues={"default": None, "few": 1})
-    worker._pace.ahead = lambda now: (60, frozenset(app.tasks))  # type: ignore[method-assign]
-    most, hold = 0, worker.hold
+    worker.prefetch.ahead = lambda now: (60, frozenset(app.tasks))  # type: ignore[method-assign]
+    most, hold = 0, worker.held.hold
 
     def watched(jobs: Any) -> Any:
         nonlocal most
         leases = hold(jobs)
-        most = max(most, worker.held_of("few"))
+        most = max(most, worker.held.of_queue("few"))
         return leases
 
-    worker.hold = watched  # type: ignore[method-assign]
+    worker.held.hold = watched  # type: ignore[method-assign]
     asyncio.run(asyncio.wait_for(worker.run(), SECONDS))
     assert (ran.count("many"), ran.count("few"), most) == (600, 12, 1)
     assert ran[:500].count("few") >= 5
@@ -513,21 +514,21 @@ def test_a_queue_with_a_limit_has_its_turn_beside_one_that_is_claimed_ahead(app:
 def test_what_could_not_begin_in_time_has_the_worker_claim_half_as_far_ahead(app: Duly) -> None:
     now, given_back = 1000.0, []
     worker = Worker(app, signals=False, clock=lambda: now)
-    worker.give_back = given_back.append  # type: ignore[assignment,method-assign]
+    worker.finishing.give_back = given_back.append  # type: ignore[assignment,method-assign]
     for claimed_at in (now, now, now + 0.2):
-        worker._slots.put(SimpleNamespace(claimed_at=claimed_at))  # type: ignore[arg-type]
-    worker._claiming.give_back_late()
-    assert (given_back, worker._pace._most) == ([], MOST_AHEAD)
+        worker.slots.put(SimpleNamespace(claimed_at=claimed_at))  # type: ignore[arg-type]
+    worker.claiming.give_back_late()
+    assert (given_back, worker.prefetch._most) == ([], MOST_AHEAD)
     now += 0.3
-    worker._claiming.give_back_late()
-    assert (len(given_back), worker._slots.waiting, worker._pace._most) == (2, 1, MOST_AHEAD // 2)
+    worker.claiming.give_back_late()
+    assert (len(given_back), len(worker.held.waiting), worker.prefetch._most) == (2, 1, MOST_AHEAD // 2)
 
 
 def test_a_handler_begins_when_the_one_before_it_has_ended_also_if_that_was_given_up_on(app: Duly) -> None:
     """Its timeout counts from there."""
     waited: list[float] = []
     worker = Worker(app, signals=False, drain=True, concurrency=1)
-    worker._pace.ahead = lambda now: (40, frozenset(app.tasks))  # type: ignore[method-assign]
+    worker.prefetch.ahead = lambda now: (40, frozenset(app.tasks))  # type: ignore[method-assign]
 
     @app.task
     async def quick(number: int) -> None:
@@ -536,7 +537,7 @@ def test_a_handler_begins_when_the_one_before_it_has_ended_also_if_that_was_give
         assert lease.begun_at is not None
         waited.append(time.monotonic() - lease.begun_at)
         if number % 2:
-            worker.give_up_on(lease, Failed(Failure("Error", "it hangs")))
+            worker.finishing.give_up_on(lease, Failed(Failure("Error", "it hangs")))
 
     quick.enqueue_many(quick.call(number) for number in range(40))
     asyncio.run(asyncio.wait_for(worker.run(), SECONDS))
@@ -706,14 +707,14 @@ def test_j12_a_job_that_was_set_aside_and_is_held_anew_takes_a_slot(app: Duly) -
 
     async def run() -> list[int]:
         worker = Worker(app, signals=False, concurrency=3)
-        [first] = await worker.claim("default", 1, app.tasks)
-        worker.set_aside(first)
-        seen = [worker._claiming.room("default")]
+        [first] = await worker.claiming.claim("default", 1, app.tasks)
+        worker.held.set_aside(first)
+        seen = [worker.claiming.room("default")]
         await app.driver.arun(ops.release([first.job]))
-        [_] = await worker.claim("default", 1, app.tasks)
-        seen.append(worker._claiming.room("default"))
-        worker._let_go([(first, DONE)])
-        return [*seen, worker._claiming.room("default")]
+        [_] = await worker.claiming.claim("default", 1, app.tasks)
+        seen.append(worker.claiming.room("default"))
+        worker.held.let_go([first])
+        return [*seen, worker.claiming.room("default")]
 
     assert asyncio.run(run()) == [3, 2, 2]
 
@@ -789,7 +790,7 @@ def test_a_claim_whose_empty_answer_comes_after_a_retry_was_recorded_does_not_en
 
 
 def test_a_drain_waits_until_a_slow_database_has_heard_that_it_goes(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duly.worker.worker.TOLD_SECONDS", 0.0)
+    monkeypatch.setattr("duly.worker.stopping.TOLD_SECONDS", 0.0)
 
     @app.task
     async def one() -> None: ...
@@ -803,7 +804,7 @@ def test_a_drain_waits_until_a_slow_database_has_heard_that_it_goes(app: Duly, m
 def test_j18_a_goodbye_that_nobody_hears_is_cut_short_by_the_second_signal(
     app: Duly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.worker.worker.GOODBYE_SECONDS", 3600.0)
+    monkeypatch.setattr("duly.worker.stopping.GOODBYE_SECONDS", 3600.0)
 
     async def twice_told() -> None:
         started, leaving = asyncio.Event(), asyncio.Event()

@@ -139,10 +139,10 @@ def test_j07_a_job_that_comes_to_stand_before_the_mark_runs_within_a_second(
     async def scenario() -> None:
         worker = Worker(on_postgres, signals=False)
         running = asyncio.create_task(worker.run())
-        while not worker._claiming._watermarks["default"].marks():
+        while not worker.claiming._watermarks["default"].marks():
             await quick.aenqueue_many(quick.call(number) for number in range(2000))
             await asyncio.sleep(0.2)
-        while worker.leases() or worker.busy:
+        while worker.held.leases() or worker.busy:
             await asyncio.sleep(0.05)
         an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
         began = time.monotonic()

@@ -19,10 +19,9 @@ from duly.app.lease import Lease
 from duly.errors import JobTimeout, LeaseLost
 from duly.model import State
 from duly.rules.keys import new_token
-from duly.rules.lifecycle import DONE
 from duly.store import ops
 from duly.worker import runner
-from duly.worker.deadlines import Overtime
+from duly.worker.deadlines import Deadlines
 from duly.worker.threads import Threads, TimeIsUp
 from duly.worker.worker import Worker
 from tests.contract.stores import D1Driver
@@ -205,7 +204,7 @@ def test_j16_a_thread_that_asks_the_database_is_interrupted_too(app: Duly, asks:
 
 def test_j16_what_is_raised_into_a_thread_is_taken_back_when_its_handler_has_ended(monkeypatch: Any) -> None:
     raised: list[Any] = []
-    threads = Threads(1, lambda work, name: threading.Thread(), lambda lease: None)
+    threads = Threads(1, lambda work, name: threading.Thread(), lambda lease: None, runner)
     lease = SimpleNamespace(thread=None, interrupted=False)
 
     def in_time(_: Any) -> Any:
@@ -224,7 +223,7 @@ def test_j16_what_is_raised_into_a_thread_is_taken_back_when_its_handler_has_end
 
 
 def test_j16_a_timeout_that_meets_the_return_of_its_handler_ends_the_job_and_not_its_thread(monkeypatch: Any) -> None:
-    threads = Threads(1, lambda work, name: threading.Thread(), lambda lease: None)
+    threads = Threads(1, lambda work, name: threading.Thread(), lambda lease: None, runner)
     job = SimpleNamespace(task="work", id="1")
     definition = SimpleNamespace(timeout_ms=5)
     lease: Any = SimpleNamespace(thread=None, interrupted=False, job=job, definition=definition)
@@ -283,8 +282,8 @@ async def stuck_thread(app: Duly) -> tuple[Any, Any]:
             await until(lambda: "job.stuck" in names(heard))
             await until(lambda: app.get(job.id).state is State.SCHEDULED)  # type: ignore[union-attr]
             given_up = app.get(job.id)
-            await until(lambda: not worker.leases())
-            room = worker._claiming.room("default")
+            await until(lambda: not worker.held.leases())
+            room = worker.claiming.room("default")
             done = await other.aenqueue()
             await ended(app, done.id)
             free.set()
@@ -796,8 +795,8 @@ def test_the_judge_says_of_a_success_without_a_result_what_the_worker_takes_for_
     async def scenario() -> None:
         worker = Worker(app, signals=False)
         await work.aenqueue()
-        [lease] = await worker.claim("default", 1, app.tasks)
-        assert worker.judged(lease, runner.DONE) == runner.change_of(lease, runner.DONE, 0.5)
+        [lease] = await worker.claiming.claim("default", 1, app.tasks)
+        assert worker.finishing.judged(lease, runner.DONE) == runner.change_of(lease, runner.DONE, 0.5)
         await app.driver.arun(ops.release([lease.job]))
 
     asyncio.run(scenario())
@@ -813,20 +812,20 @@ def test_j10_a_lease_that_ended_does_not_take_its_successor_along(app: Duly) -> 
         job = (await app.driver.arun(ops.claim("default", limit=1, token=new_token(), worker="w")))[0]
         # Given back and claimed again by one turn, whose answers come in either order.
         old, new = (Lease(job, app.tasks["work"].definition, app.database, 0.0) for _ in range(2))
-        worker._held[job.id] = new
-        worker._let_go([(old, DONE)])
-        assert worker.leases() == [new]
-        worker._let_go([(new, DONE)])
-        assert worker.leases() == []
+        worker.held._by_job[job.id] = new
+        worker.held.let_go([old])
+        assert worker.held.leases() == [new]
+        worker.held.let_go([new])
+        assert worker.held.leases() == []
 
     asyncio.run(scenario())
 
 
 def test_a_worker_of_which_a_part_breaks_does_not_go_on_by_half(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def breaks(self: Overtime) -> None:
+    async def breaks(self: Deadlines) -> None:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(Overtime, "run", breaks)
+    monkeypatch.setattr(Deadlines, "run", breaks)
     with pytest.raises(RuntimeError, match="broken on purpose"):
         app.run(signals=False)
 

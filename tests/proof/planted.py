@@ -16,8 +16,8 @@ from duly.rules.timing import Mode, next_after
 from duly.store import batches, lanes, schedules
 from duly.store.op import TAIL, Finish, Op, ending
 from duly.worker.prefetch import LATE_SECONDS
+from duly.worker.turns import Turns
 from duly.worker.upkeep import rescue
-from duly.worker.worker import Worker
 from tests.proof import breaks
 from tests.proof.breaks import BREAKS, TOUCHED
 from tests.proof.world import FOR_A_PARENT
@@ -101,18 +101,18 @@ plant("claimed_early", ("claim", "and not :alone and due_at <= :now", "and not :
 plant("promoted_early", ("promote", f"{SCHEDULED} and due_at <= :now", SCHEDULED))
 
 
-def _how_long(self: Any) -> float:
+def _pause(self: Any) -> float:
     """Wait as a worker did that looked at a due time which nobody had read again."""
-    now: float = self.clock()
-    until: list[float] = [now + self.app.settings.poll_ms / 1000]
-    if self._next_due is not None:
-        until.append(self._next_due)
+    now: float = self._shared.clock()
+    until: list[float] = [now + self._shared.app.settings.poll_ms / 1000]
+    if self._wakeups.next_due is not None:
+        until.append(self._wakeups.next_due)
     if (oldest := self._slots.oldest) is not None:
         until.append(oldest.claimed_at + LATE_SECONDS)
     return max(0.0, min(until) - now)
 
 
-breaks.python("sim:spins_without_a_slot", Worker, "_how_long", _how_long)
+breaks.python("sim:spins_without_a_slot", Turns, "_pause", _pause)
 
 # Keys, repetitions and people
 

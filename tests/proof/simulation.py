@@ -722,7 +722,7 @@ class Simulation:
     def _target(self, fault: Fault) -> Process:
         """Choose whom a fault hits: mostly one that has something to lose."""
         there = list(self.processes.values())
-        busy = [process for process in there if process.worker.leases() and not process.gate.killed]
+        busy = [process for process in there if process.worker.held.leases() and not process.gate.killed]
         hit = busy if busy and fault.target else there
         return hit[fault.target % len(hit)]
 

@@ -367,7 +367,7 @@ class Process:
         self.worker = workers.Worker(
             self.app, signals=False, spawn=self._spawn, clock=self.loop.time, chance=chance.random, **options
         )
-        self.worker.id = name
+        self.worker.shared.id = name
         self.task = self.loop.create_task(self._run())
 
     def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -399,7 +399,7 @@ class Process:
 
     async def _beat(self) -> None:
         """Do what the heart's thread does."""
-        beating = self.worker.heart
+        beating = self.worker.heartbeat
         while not self.gate.killed:
             beating._ask_loop()
             await self.gate.passing(beating._pause())

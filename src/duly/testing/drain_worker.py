@@ -1,7 +1,7 @@
-"""The worker of tests: the real worker with one slot, and with upkeep at fixed moments instead of in the background.
+"""The worker that tests run: the real one, with one slot, and with its upkeep before the turns instead of beside them.
 
-So each run does the same. Jobs that need a process of their own run in this process, where the test's memory is. The
-restrictions of the real worker apply.
+So it does the same each time. It runs handlers with `isolation="process"` in this process, where a test can observe
+them. It refuses the same things as the real worker.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextvars
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -24,10 +24,12 @@ from duly.model import Change, Claimed, Failed, Outcome
 from duly.testing import hooks
 from duly.testing.hooks import Crashed
 from duly.worker.children import Children
-from duly.worker.deadlines import Overtime
+from duly.worker.claiming import Claiming
+from duly.worker.finishing import Finishing
 from duly.worker.runner import DOES_NOT_FIT, NOT_COMMITTED
 from duly.worker.threads import start_thread
-from duly.worker.upkeep import Upkeep
+from duly.worker.turns import Turns
+from duly.worker.wakeups import Wakeups
 from duly.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ MOST_ATTEMPTS = 10_000
 
 
 async def work(drainer: Drainer) -> None:
-    """Run due jobs until none is due."""
+    """Run due jobs until none is left."""
     running = asyncio.create_task(drainer.run(), name="duly-drain")
     with _ended_by_crash(drainer.app, running):
         await running
@@ -49,7 +51,7 @@ async def work(drainer: Drainer) -> None:
 
 @contextmanager
 def _ended_by_crash(app: App, running: asyncio.Task[None]) -> Iterator[None]:
-    """Cancel the worker when its app crashes, because its handlers cannot report their end."""
+    """End a worker whose process counts as crashed: it would wait for its handlers."""
     loop = asyncio.get_running_loop()
 
     def end() -> None:
@@ -71,55 +73,51 @@ def _ended_by_crash(app: App, running: asyncio.Task[None]) -> Iterator[None]:
 
 
 class Drainer(Worker):
-    """A worker for tests: it drains and returns. `noted` is called with the exceptions of handlers."""
+    """A worker for tests: it runs what is due and ends. `noted` is called with the exceptions of handlers."""
 
-    overlaps = False  # so that jobs run in the same order each time
+    upkeep_beside = False
 
     def __init__(self, app: App, queues: Iterable[str] | None, noted: Noted) -> None:
         self._leap = Leap()
+        self._noted = noted
         super().__init__(
             app, queues=queues, concurrency=1, drain=True, signals=False, spawn=_start_thread, clock=self._leap
         )
-        self.children = _NoChildren(app, 1, clock=self._leap)
+
+    def _make_wakeups(self) -> Wakeups:
+        return _Wakeups(self.shared)
+
+    def _make_children(self) -> Children:
+        return _NoChildren(self.app, 1, clock=self._leap)
+
+    def _make_finishing(self) -> Finishing:
+        return _Finishing(self._noted, self.shared, self.held, self.wakeups, self.prefetch)
+
+    def _make_claiming(self) -> Claiming:
+        return self._claiming_of(partial(Observing, self._noted))
+
+    def _make_turns(self) -> Turns:
+        return self._turns_of(partial(_Turns, self._leap))
+
+
+class _Wakeups(Wakeups):
+    """Does not watch other processes: a drain does not wait for new jobs."""
+
+    def arm(self) -> None:
+        self.armed = True
+
+
+class Observing(Claiming):
+    """Passes the exceptions of handlers to `noted`, and refuses a drain without end."""
+
+    def __init__(self, noted: Noted, *parts: Any) -> None:
+        super().__init__(*parts)
         self._noted = noted
         self._ran: set[str] = set()
         self._brought_about = 0
 
-    def _beside(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        yield "overtime", Overtime(self).run()
-        yield "suspects", self._suspects.run()
-
-    async def _reconcile(self) -> None:
-        """Define the schedules in code; schedules of other apps do not matter to a test."""
-        if self.app.schedules.in_code:
-            await super()._reconcile()
-
-    async def _turns(self) -> None:
-        await self._look_after()
-        await super()._turns()
-
-    async def _send_ended(self) -> None:
-        """Record before anything else is claimed, so that jobs run in the same order each time."""
-        await super()._send_ended()
-        for sent in self._recording:
-            await sent
-
-    async def _look_after(self) -> None:
-        """Run upkeep once, and check expired leases a second time without the wait in between."""
-        upkeep = Upkeep(self)
-        await upkeep.round()
-        await upkeep.fire.to_the_end()
-        wait = upkeep.rescue.pause(math.inf)
-        if wait < math.inf:
-            self._leap.over(wait)
-            await upkeep.rescue.look()
-
-    def _arm(self) -> None:
-        """Do not watch for jobs of other processes: a drain does not wait for new jobs."""
-        self._armed = True
-
     async def claim(self, *args: Any, **options: Any) -> list[Lease]:
-        """Claim jobs, and observe the exceptions of their handlers."""
+        """Claim, and observe the handlers."""
         leases = await super().claim(*args, **options)
         for lease in leases:
             lease.definition = self._observed(lease)
@@ -127,7 +125,7 @@ class Drainer(Worker):
         return leases
 
     def _refuse_endless(self, job: Claimed) -> None:
-        """Count the attempts that earlier attempts caused: jobs enqueued by jobs, and retries."""
+        """Count the attempts that follow from others in this drain: jobs of jobs, and jobs that run again."""
         self._brought_about += job.id in self._ran or job.envelope.causation_id in self._ran
         self._ran.add(job.id)
         if self._brought_about > MOST_ATTEMPTS:
@@ -146,18 +144,57 @@ class Drainer(Worker):
         kind = Kind.THREAD if definition.kind is Kind.PROCESS else definition.kind
         return replace(definition, kind=kind, retries=retries)
 
+
+class _Finishing(Finishing):
+    """Records each end before the next claim, so that jobs run in the same order each time."""
+
+    overlaps = False
+
+    def __init__(self, noted: Noted, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._noted = noted
+
+    async def send(self) -> None:
+        await super().send()
+        await self.sent()
+
     def judged(self, lease: Lease, outcome: Outcome) -> Change:
-        """Decide on an outcome, and note failures without an exception of the handler."""
+        """Ask the judge, and note failures that are not an exception of the handler."""
         if isinstance(outcome, Failed) and (not outcome.retry or outcome.reason in (DOES_NOT_FIT, NOT_COMMITTED)):
             error = outcome.error
             self._noted(lease, JobError(f"{lease.job.task}: {error.kind}: {error.message}", lease.job.id))
         return super().judged(lease, outcome)
 
-    async def _stop_at_once(self, turns: asyncio.Task[None]) -> None:
-        if any(gate.dead for gate in hooks.gates(self.app)):
-            turns.cancel()  # the dead record nothing
-            return
-        await super()._stop_at_once(turns)
+
+class _Turns(Turns):
+    """Does the upkeep once, before the turns."""
+
+    def __init__(self, leap: Leap, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._leap = leap
+
+    async def begin(self) -> None:
+        """Define the schedules of the app; those of other apps do not concern a test."""
+        if self._shared.app.schedules.in_code:
+            await super().begin()
+        else:
+            await self._look_first()
+
+    async def run(self) -> None:
+        upkeep = self._upkeep
+        await upkeep.round()
+        await upkeep.fire.to_the_end()
+        wait = upkeep.rescue.pause(math.inf)
+        if wait < math.inf:  # an expired lease must be seen twice: see it again without the wait
+            self._leap.over(wait)
+            await upkeep.rescue.look()
+        await super().run()
+
+    async def stop_at_once(self, turns: asyncio.Task[None]) -> None:
+        if any(gate.dead for gate in hooks.gates(self._shared.app)):
+            turns.cancel()  # a crashed process records nothing
+        else:
+            await super().stop_at_once(turns)
 
 
 class Leap:
@@ -176,7 +213,7 @@ class Leap:
 
 
 class _NoChildren(Children):
-    """No processes: suspects run alone in this process."""
+    """No child processes: suspects run alone in this one."""
 
     @property
     def can_run(self) -> bool:
@@ -188,5 +225,5 @@ def _start_thread(work: Callable[[], None], name: str) -> threading.Thread:
         with suppress(Crashed):
             work()
 
-    # In the context of the worker, so that an enqueue in the thread sees the context variables around the drain.
+    # In the context of the worker, so that an enqueue in a handler belongs to the same `inline` block.
     return start_thread(partial(contextvars.copy_context().run, quietly), name)

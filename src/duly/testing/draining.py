@@ -109,7 +109,7 @@ async def _moments(drainer: Drainer, now: int) -> AsyncIterator[int]:
     """Return the next due time of each queue, and the ends of leases."""
     since = now + JUST_DUE_MS
     for queue in drainer.queues:
-        due_in_ms = await drainer.driver.arun(ops.next_due(queue, now=since))
+        due_in_ms = await drainer.shared.driver.arun(ops.next_due(queue, now=since))
         if due_in_ms is not None:
             yield since + due_in_ms
     for job in await drainer.app.alist(state=State.RUNNING, limit=MANY):

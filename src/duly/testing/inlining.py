@@ -13,13 +13,14 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from duly.app.enqueue import Answers, Chunk, Enqueuing, Request
 from duly.app.lease import Lease, current
 from duly.errors import ConfigError
 from duly.model import Enqueued, NewJob, State
-from duly.testing.drain_worker import Drainer, Noted, work
+from duly.testing.drain_worker import Drainer, Observing, work
 from duly.worker.claiming import Claiming
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class _Inline(Enqueuing):
         if not self._at_work:
             return set()
         running = await self._app.alist(state=State.RUNNING, limit=MANY)
-        loops = {drainer.id: loop for drainer, loop in list(self._at_work.items())}
+        loops = {drainer.shared.id: loop for drainer, loop in list(self._at_work.items())}
         return {loops[job.worker] for job in running if job.worker in loops and job.id in own}
 
     def _note(self, lease: Lease, error: BaseException) -> None:
@@ -173,24 +174,17 @@ def _run(make: Callable[[], Any]) -> None:
 
 
 class _AtOnce(Drainer):
-    """Claims all due jobs before it runs the first, and no job before it has run the last.
+    """Claims all due jobs before it runs the first, and claims again after it has run the last.
 
-    Otherwise a job that a handler enqueues would come after the others of its queue, and all would run inside it.
+    Else the jobs that a handler enqueues would come after the others of its queue, and all of them would run inside it.
     """
 
-    def __init__(self, app: App, queues: Iterable[str] | None, noted: Noted) -> None:
-        super().__init__(app, queues, noted)
-        self._claiming = _AllThatIsDue(self, slots=self._slots, pace=self._pace)
-
-    def give_back(self, lease: Lease) -> None:
-        if self.stopping:
-            super().give_back(lease)
-        else:  # the last attempt: it waits for the jobs before it here too
-            self._slots.put(lease)
+    def _make_claiming(self) -> Claiming:
+        return self._claiming_of(partial(_AllDue, self._noted))
 
 
-class _AllThatIsDue(Claiming):
-    """Claims for one slot without a limit on how long jobs wait for it."""
+class _AllDue(Observing):
+    """Claims for one slot all jobs that will wait for it, however long."""
 
     def _further(self, queue: str, ahead: int) -> int:
         return 0
@@ -198,6 +192,9 @@ class _AllThatIsDue(Claiming):
     async def _take_from(self, queue: str, room: int, ahead: int, quick: frozenset[str]) -> int:
         return await self._take(queue, CLAIMED if room > 0 else 0, self._tasks)
 
+    def _may_wait(self, lease: Lease) -> bool:
+        return True
+
     def give_back_late(self) -> None:
-        if self._worker.stopping:
+        if self._shared.stopping:
             super().give_back_late()

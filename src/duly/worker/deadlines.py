@@ -1,23 +1,25 @@
-"""Watches over handlers that should have ended, or should have been heard of: timeouts and stalls.
+"""Cancels handlers that exceed their timeout, and abandons those that do not stop. Reports handlers that stall.
 
-One look over all that is held, every few milliseconds, and only while something has a limit: cheaper than a timer per
-job, and the same for coroutines, threads and processes.
+One look at all held jobs every few milliseconds, and only while a task has such a limit: cheaper than a timer per job,
+and the same for coroutines, threads and processes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from duly.app.definition import Kind
 from duly.app.events import about
 from duly.app.lease import Asked, Lease, timed_out
 from duly.model import Failed
 from duly.rules.failure import describe
-
-if TYPE_CHECKING:
-    from duly.worker.worker import Worker
+from duly.worker.children import Children
+from duly.worker.finishing import Finishing
+from duly.worker.held import Held
+from duly.worker.shared import Shared
+from duly.worker.stopping import Stopping
+from duly.worker.threads import Threads
 
 LOOK_SECONDS = 0.05
 IDLE_SECONDS = 0.5
@@ -26,48 +28,69 @@ INTERRUPT_SECONDS = 0.5
 GIVE_UP_SECONDS = 1.5
 
 
-class Overtime:
-    """Watches over the handlers of one worker."""
+class Deadlines:
+    """Watches the handlers of one worker."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        definitions = [task.definition for task in worker.app.tasks.values()]
+    def __init__(
+        self,
+        shared: Shared,
+        held: Held,
+        finishing: Finishing,
+        stopping: Stopping,
+        children: Children,
+        threads: Threads,
+    ) -> None:
+        self._shared = shared
+        self._held = held
+        self._finishing = finishing
+        self._stopping = stopping
+        self._children = children
+        self._threads = threads
+        definitions = [task.definition for task in shared.app.tasks.values()]
         self._limited = any(one.timeout_ms or one.stall_after_ms for one in definitions)
 
     async def run(self) -> None:
-        """Look now and then, for ever."""
+        """Look again and again until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS if self._limited and self._worker.leases() else IDLE_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS if self._limited and len(self._held) else IDLE_SECONDS)
             self.look()
 
     def look(self) -> None:
-        """Look at every handler that runs; the end of one that has ended may still wait to be recorded."""
-        now = self._worker.clock()
-        for lease in self._worker.leases():
+        """Check every handler that runs. The end of one that has ended may not be recorded yet."""
+        now = self._shared.clock()
+        for lease in self._held.leases():
             if lease.begun_at is not None and not (lease.ended_at or lease.closed or lease.sent):
-                self._look(lease, now, lease.begun_at)
+                self._check(lease, now, lease.begun_at)
 
-    def _look(self, lease: Lease, now: float, begun_at: float) -> None:
+    def _check(self, lease: Lease, now: float, begun_at: float) -> None:
         definition = lease.definition
         if definition.stall_after_ms is not None:
-            self._look_for_stall(lease, now, begun_at, definition.stall_after_ms)
+            self._check_stall(lease, now, begun_at, definition.stall_after_ms)
         if definition.timeout_ms is None:
             return
         if lease.asked is not Asked.TIMEOUT:
             if now - begun_at > definition.timeout_ms / 1000:
-                self._worker.ask(lease, Asked.TIMEOUT)
+                self._stopping.ask(lease, Asked.TIMEOUT)
             return
         waited = now - lease.asked_at
-        if self._worker.children.hurry(lease, waited) or definition.kind is Kind.PROCESS:
+        if self._children.hurry(lease, waited) or definition.kind is Kind.PROCESS:
             return
         if waited > GIVE_UP_SECONDS:
-            self._worker.give_up_on(lease, Failed(describe(timed_out(lease))))
+            self._finishing.give_up_on(lease, Failed(describe(timed_out(lease))))
+            self._stopping.stop_if_stuck()
         elif waited > INTERRUPT_SECONDS:
-            self._worker.interrupt(lease)
+            self._interrupt(lease)
 
-    def _look_for_stall(self, lease: Lease, now: float, begun_at: float, limit_ms: int) -> None:
-        heard_at = lease.beat_at or begun_at
-        if now - heard_at > limit_ms / 1000 and not lease.stalled:
+    def _interrupt(self, lease: Lease) -> None:
+        """Raise into a handler that did not stop when it was asked to."""
+        if lease.aio is not None:
+            lease.aio.cancel()
+        else:
+            self._threads.interrupt(lease)
+
+    def _check_stall(self, lease: Lease, now: float, begun_at: float, limit_ms: int) -> None:
+        silent = now - (lease.beat_at or begun_at)
+        if silent > limit_ms / 1000 and not lease.stalled:
             lease.stalled = True
-            silent = round(now - heard_at, 3)
-            self._worker.app.events.tell("job.stalled", logging.WARNING, **about(lease), silent_s=silent)
+            tell = self._shared.app.events.tell
+            tell("job.stalled", logging.WARNING, **about(lease), silent_s=round(silent, 3))

@@ -1,7 +1,7 @@
-"""How far ahead a worker claims: only short jobs, and only as many as begin at once.
+"""How far ahead a worker claims: quick jobs only, and as many as it can begin in a moment.
 
-Claiming one by one costs a round trip a job. Jobs of tasks that lately took little are claimed beyond the free slots;
-what has not begun a quarter of a second after its claim is given back, so that nobody else waits for it.
+Claiming one by one costs a round trip a job. So jobs of tasks that are quick are claimed before a slot is free. A job
+that has not begun a quarter of a second after its claim is released, so that another worker can run it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ QUICK_SECONDS = 0.05
 AHEAD_SECONDS = 0.1
 LATE_SECONDS = 0.25
 MOST_AHEAD = 4000
-SOON_SHARE = 0.1  # of what is claimed ahead: that many ends come within a hundredth of a second
-CAREFUL_SECONDS = 60.0  # after too much was claimed ahead
+SOON_SHARE = 0.1  # of the jobs claimed ahead: so many end within a hundredth of a second
+CAREFUL_SECONDS = 60.0  # before claiming further ahead again
 MOST_BYTES = 8 * 1024 * 1024
-ENOUGH = 20  # attempts to judge a task by
+ENOUGH = 20  # attempts before a task counts as quick
 
 
-class Pace:
-    """Knows how long the attempts of each task took lately."""
+class Prefetch:
+    """Measures the last attempts of each task."""
 
     def __init__(self, concurrency: int, tasks: Mapping[str, Task[..., Any, Any]], max_attempts: int) -> None:
         self._concurrency = concurrency
@@ -45,30 +45,30 @@ class Pace:
             took.append(seconds)
 
     def note_claim(self, count: int, payload_bytes: int) -> None:
-        """Note how large the payloads are, because what is claimed ahead lies in memory."""
+        """Note how large the payloads are, because jobs that are claimed ahead stay in memory."""
         if count:
             self._payload_bytes += (payload_bytes / count - self._payload_bytes) / 8
 
     def late(self, now: float) -> None:
-        """Note that something claimed ahead cannot wait: claim no further ahead for a while."""
+        """Claim nothing ahead for a while, because a job that was cannot wait."""
         self._not_before = now + 1.0
 
     def too_far(self, now: float) -> None:
-        """Note that something claimed ahead was not begun in time: claim half as far ahead from now on.
+        """Claim half as far ahead from now on, because a job did not begin in time.
 
-        How long handlers take does not tell how many run at once: those that never wait run one after the other.
+        The durations do not show how many handlers run at once: handlers that compute run one after the other.
         """
-        if now >= self._not_before:  # once for all that waited too long together
+        if now >= self._not_before:  # once for all jobs that waited too long together
             self._most = max(self._most // 2, self._concurrency)
         self.late(now)
         self._careful_until = now + CAREFUL_SECONDS
 
     def soon(self, ahead: int) -> int:
-        """Say how many of the jobs that are claimed ahead are worth waiting for, to record them as one."""
+        """Return how many ends to expect in a moment if this many jobs are claimed ahead."""
         return int(ahead * SOON_SHARE)
 
     def ahead(self, now: float) -> tuple[int, frozenset[str]]:
-        """Say how many jobs beyond the free slots to claim, and of which tasks."""
+        """Return how many jobs to claim beyond the free slots, and of which tasks."""
         if now < self._not_before:
             return 0, frozenset()
         quick = {name: _p95(took) for name, took in self._took.items() if len(took) >= ENOUGH}

@@ -1,7 +1,7 @@
-"""Runs one handler, and turns whatever it does into an `Outcome`.
+"""Runs one handler and returns an `Outcome`, whether the handler returns or raises.
 
-A handler returns or raises; here that becomes a value, and `lifecycle.decide` alone says what is written. The same
-code runs on the event loop, in a thread and in a process of its own.
+`lifecycle.decide` alone decides what is written. The same code runs on the event loop, in a thread and in a child
+process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Coroutine, Generator
-from typing import Any
+from typing import Any, Protocol
 
 from duly.app.lease import CANCELLED_ON_REQUEST, Asked, Lease, current, timed_out
 from duly.errors import LeaseLost, PayloadError, StoreError
@@ -43,15 +43,25 @@ MAX_RESULT = 1024 * 1024
 DONE = Succeeded()
 
 
+class Runner(Protocol):
+    """What runs the attempts of a worker: this module, or one that sends them elsewhere."""
+
+    def run(self, lease: Lease, /) -> Outcome:
+        """Run a sync handler in this thread."""
+
+    async def arun(self, lease: Lease, aio: asyncio.Task[Any] | None = None, /) -> Outcome:
+        """Run an async handler on this event loop, in the task `aio`."""
+
+
 def change_of(lease: Lease, outcome: Outcome, chance: float) -> Change:
-    """Ask the judge what becomes of the job."""
+    """Return the change that the judge decides on."""
     job = lease.job
     policy = lease.definition.policy
     return decide(job.attempt, job.max_attempts, outcome, policy=policy, chance=chance, crashes=job.crashes)
 
 
 async def arun(lease: Lease, aio: asyncio.Task[Any] | None = None) -> Outcome:
-    """Run an async handler to its outcome, in a context of its own. `aio` is the task we are in, where it is known."""
+    """Run an async handler in a context of its own. `aio` is the current task, if the caller knows it."""
     aio = aio or asyncio.current_task()
     try:
         args, kwargs = _arguments(lease)
@@ -76,7 +86,7 @@ async def arun(lease: Lease, aio: asyncio.Task[Any] | None = None) -> Outcome:
 
 
 def run(lease: Lease) -> Outcome:
-    """Run a handler to its outcome in this thread; an async one on an event loop of its own."""
+    """Run a handler in this thread; an async one on an event loop of its own."""
     try:
         return _run(lease)
     except Exception as error:
@@ -86,7 +96,7 @@ def run(lease: Lease) -> Outcome:
 
 
 def unforeseen(lease: Lease, error: BaseException) -> Outcome:
-    """Make an outcome of what came from neither the handler nor the database: it must come to an end."""
+    """Return the outcome of an error that comes from neither the handler nor the database: the job must still end."""
     log.error("handler.unforeseen", exc_info=error, extra={"task": lease.job.task, "job_id": lease.job.id})
     return Failed(describe(error))
 
@@ -111,7 +121,7 @@ def _run(lease: Lease) -> Outcome:
 
 
 class _CannotRun(Exception):
-    """The handler is not called; `outcome` says why."""
+    """The handler is not called, for the reason in `outcome`."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__()
@@ -119,8 +129,8 @@ class _CannotRun(Exception):
 
 
 def _arguments(lease: Lease) -> tuple[list[Any], dict[str, Any]]:
-    """Read the handler's arguments, the context first where it wants one."""
-    if lease.asked is not None:  # before it began
+    """Decode the handler's arguments, after the context if it takes one."""
+    if lease.asked is not None:  # to stop, before the handler began
         raise _CannotRun(_raised(lease, Stopping()))
     job, definition = lease.job, lease.definition
     version = job.envelope.schema_version
@@ -129,7 +139,7 @@ def _arguments(lease: Lease) -> tuple[list[Any], dict[str, Any]]:
     try:
         args, kwargs = definition.codec.decode_call(job.payload)
     except Exception as error:
-        # A newer version of the code may know them: tried again by backoff, whatever the task retries.
+        # A newer version of the code may accept them: retry by backoff, whatever the task retries.
         raise _CannotRun(Failed(describe(error), reason=DOES_NOT_FIT)) from None
     if definition.context is not None:
         args = [definition.context(lease), *args]
@@ -137,9 +147,9 @@ def _arguments(lease: Lease) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _first_step(lease: Lease, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Run an async handler until it ends or waits: gives what it returned, or the rest of it to be awaited.
+    """Run an async handler until it ends or waits. Returns its result, or the rest of it to await.
 
-    Many wait for nothing, and need no more than this.
+    Many handlers wait for nothing and need no more than this.
     """
     context = contextvars.copy_context()
     context.run(current.set, lease)
@@ -152,10 +162,7 @@ def _first_step(lease: Lease, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 class _Rest:
-    """What is left of a coroutine: awaited step by step in its own context, without a task of its own.
-
-    A task per job would do the same at seven times the cost.
-    """
+    """The rest of a coroutine, awaited step by step in its own context. A task per job costs seven times as much."""
 
     __slots__ = ("_awaited", "_context", "_coroutine")
 
@@ -179,7 +186,7 @@ class _Rest:
 
 
 def _returned(lease: Lease, returned: Any) -> Outcome:
-    """Make an outcome of what the handler returned."""
+    """Return the outcome for a handler that returned."""
     if returned is None and lease.asked is None:
         return DONE
     if lease.asked is Asked.TIMEOUT:
@@ -192,19 +199,19 @@ def _returned(lease: Lease, returned: Any) -> Outcome:
         kind = type(returned).__name__
         if inspect.iscoroutine(returned):
             returned.close()
-        error = TypeError(f"the handler returned a {kind}, which nobody has run: await it, or return a value")
+        error = TypeError(f"the handler returned a {kind}, which was not run: await it, or return a value")
         return Failed(describe(error), retry=False)
     try:
         text = codec.encode(returned)
         codec.check_size(text, f"the result of {lease.job.task}", limit=MAX_RESULT)
     except PayloadError as error:
-        # What the handler did is done; doing it again would give the same.
+        # The handler has done its work; a retry would return the same.
         return Failed(describe(error), retry=False, reason="its result cannot be stored")
     return Succeeded(text)
 
 
 def _raised(lease: Lease, error: BaseException) -> Outcome:
-    """Make an outcome of what the handler raised."""
+    """Return the outcome for a handler that raised."""
     stopped = isinstance(error, asyncio.CancelledError | Stopping | LeaseLost)
     match lease.asked:
         case Asked.TIMEOUT:
@@ -240,15 +247,15 @@ def _signalled(signal: Signal) -> Outcome:
 
 
 async def _no_longer_cancelled(aio: asyncio.Task[Any]) -> None:
-    """Take back the requests to cancel that were meant for the handler: its consumer goes on."""
+    """Take back the requests to cancel the handler: its consumer runs the next job."""
     with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.sleep(0)  # one that the handler has not heard of would reach the next job
+        await asyncio.sleep(0)  # a request not delivered yet would cancel the next job
     while aio.cancelling():
         aio.uncancel()
 
 
 async def _landed(lease: Lease) -> None:
-    """Wait for what the handler began to write without waiting for it, and name what it left running."""
+    """Wait for writes that the handler did not await, and log the tasks it left running."""
     if lease.in_flight:
         lease.landed = asyncio.Event()
         await lease.landed.wait()
@@ -261,7 +268,7 @@ def _name(task: asyncio.Task[Any]) -> str:
     return str(getattr(task.get_coro(), "__qualname__", task.get_name()))
 
 
-# After `ctx.commit` the database knows whether the caller's transaction made it; ask it, by the token.
+# After `ctx.commit` only the database knows whether the caller's transaction was committed: ask it by the token.
 
 
 async def _asettled(lease: Lease, outcome: Outcome) -> Outcome:
@@ -286,6 +293,6 @@ def _settled(lease: Lease, outcome: Outcome) -> Outcome:
 
 def _by_verdict(outcome: Succeeded, verdict: Verdict) -> Outcome:
     if verdict is not Verdict.LOST:
-        return outcome  # and recording it once more changes nothing
+        return outcome  # recording it once more changes nothing
     message = "the handler called ctx.commit and returned, but the transaction was not committed"
     return Failed(Failure("duly.NotCommitted", message), reason=NOT_COMMITTED)

@@ -1,4 +1,4 @@
-"""Long-lived threads for sync handlers, and how one is told that its time is over."""
+"""Long-lived threads for sync handlers, and how a handler that exceeds its timeout is interrupted."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from duly.errors import JobTimeout
 from duly.model import Failed, Outcome
 from duly.rules.failure import describe
 from duly.store.uninterrupted import shield
-from duly.worker import runner
+from duly.worker.runner import Runner
 
 
 def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
-    """Run a function in a thread of its own, which does not keep the process from ending."""
+    """Run a function in a daemon thread of its own."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
     return thread
@@ -36,17 +36,19 @@ class TimeIsUp(JobTimeout):
 
 
 class Threads:
-    """Threads that take job after job. Started one by one, as they are needed."""
+    """Threads that run one job after the other. Each is started when it is first needed."""
 
     def __init__(
         self,
         most: int,
         spawn: Spawn,
         work: Callable[[Lease], Lease | None],
+        runner: Runner,
     ) -> None:
         self._most = most
         self._spawn = spawn
         self._work = work
+        self._runner = runner
         self._started: list[threading.Thread] = []
         self._waiting: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
         self._raising = threading.Lock()
@@ -58,7 +60,7 @@ class Threads:
         self._waiting.put(lease)
 
     def close(self) -> None:
-        """Let the threads end when they are free; those that hang are left behind."""
+        """Let the threads end when they are free. Does not wait for threads that hang."""
         for _ in self._started:
             self._waiting.put(None)
         give_up_at = time.monotonic() + JOIN_SECONDS
@@ -76,7 +78,7 @@ class Threads:
         outcome: Outcome | None = None
         try:
             try:
-                outcome = runner.run(lease)
+                outcome = self._runner.run(lease)
             finally:
                 self._out_of_reach(lease)
         except TimeIsUp:  # a moment too late for the handler itself
@@ -84,21 +86,21 @@ class Threads:
         return outcome or Failed(describe(timed_out(lease)))
 
     def interrupt(self, lease: Lease) -> None:
-        """Raise into the thread that runs this handler. It is heard when the thread next runs Python code.
+        """Raise into the thread that runs this handler, when the thread next runs Python code.
 
-        What the handler has the database do meanwhile is done first.
+        An operation that the handler has in flight ends first.
         """
         with self._raising:
-            lease.interrupted = True  # before the look at its thread: see `_out_of_reach`
+            lease.interrupted = True  # before the thread is read: see `_out_of_reach`
             thread = lease.thread
             if thread is not None:
                 shield.interrupt(thread, lambda: _raise_into(thread, TimeIsUp))
 
     def _out_of_reach(self, lease: Lease) -> None:
-        """See to it that nothing is raised into this thread for that handler any more.
+        """Let nothing be raised into this thread for that handler any more.
 
-        Few are interrupted, and the others must not wait for each other here. Either who interrupts finds no thread any
-        more, or we find that it came before us.
+        Takes no lock, because few handlers are interrupted and all end here: either `interrupt` finds no thread, or
+        this thread finds that it was interrupted before.
         """
         while True:
             try:

@@ -1,13 +1,14 @@
 """One bounded pass over the queue, for hosts where something else keeps the time: cron, a timer, a heartbeat.
 
-A tick is a worker that takes at most so many jobs, begins none after so many seconds, and does the upkeep of the queue
-once around it: promote, rescue, fire, run, prune. Any number of ticks may overlap, with each other and with workers.
+A tick is a worker that runs at most so many jobs and begins none after so many seconds. It does the upkeep of the queue
+once: promote, rescue, fire, run, prune. Any number of ticks may overlap, with each other and with workers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -18,19 +19,22 @@ from duly.model import State
 from duly.rules import codec, keys
 from duly.rules.durations import Duration
 from duly.store import ops
-from duly.worker.deadlines import Overtime
-from duly.worker.worker import Ended, Worker
+from duly.worker.claiming import Claiming
+from duly.worker.finishing import Ended, Finishing
+from duly.worker.queue_limits import QueueLimits
+from duly.worker.turns import Turns
+from duly.worker.worker import Worker
 
 if TYPE_CHECKING:
     from duly.app.app import App
 
-KNOWN_MS = 600_000  # for which what a tick knows is counted as known to a living worker
+KNOWN_MS = 600_000  # for so long the tasks and schedules of a tick count as those of a living worker
 # How attempts end, as events name it.
 ENDS = ("succeeded", "failed", "crashed", "dead", "cancelled", "partial", "snoozed", "waiting")
 
 
 class Ticked(Struct, frozen=True):
-    """What a tick came to. `more`: it stopped at a bound. `late`: ended leases it had no time to make sure of."""
+    """The result of a tick. `more`: it stopped at a bound. `late`: expired leases it had no time to check twice."""
 
     fired: int = 0
     promoted: int = 0
@@ -46,10 +50,26 @@ class Ticked(Struct, frozen=True):
     seconds: float = 0.0
 
 
+class _Bounds:
+    """The bounds of a tick, and what it did so far."""
+
+    def __init__(self, limit: int, max_seconds: float) -> None:
+        if limit < 1:
+            raise ConfigError(f"limit is {limit}: a tick runs at least one job")
+        if max_seconds <= 0:
+            raise ConfigError(f"max_seconds is {max_seconds:g}: a tick takes some time")
+        self.limit = limit
+        self.max_seconds = max_seconds
+        self.ends_at = 0.0
+        self.left = limit  # jobs that may still be claimed
+        self.fired = self.promoted = self.pruned = self.late = 0
+        self.late_s = 0.0
+
+
 class Ticker(Worker):
     """A worker for one tick."""
 
-    overlaps = False  # each claim is counted before the next
+    upkeep_beside = False
 
     def __init__(
         self,
@@ -62,109 +82,133 @@ class Ticker(Worker):
         grace: Duration | None = None,
         signals: bool = True,
     ) -> None:
-        if limit < 1:
-            raise ConfigError(f"limit is {limit}: a tick runs at least one job")
-        if max_seconds <= 0:
-            raise ConfigError(f"max_seconds is {max_seconds:g}: a tick takes some time")
+        self._bounds = _Bounds(limit, max_seconds)
         super().__init__(app, queues=queues, concurrency=concurrency, grace=grace, drain=True, signals=signals)
-        self._limit = limit
-        self._max_seconds = max_seconds
-        self._left = limit
-        self._fired = self._promoted = self._pruned = self._late = 0
-        self._late_s = 0.0
-        self._began = self._ends_at = self.clock()
 
     async def tick(self) -> Ticked:
-        """Do the pass, and say what it came to."""
-        self._began = self.clock()
-        self._ends_at = self._began + self._max_seconds
+        """Do the pass."""
+        clock, bounds = self.shared.clock, self._bounds
+        began = clock()
+        bounds.ends_at = began + bounds.max_seconds
         before = self.app.events.counts.copy()
-        timer = asyncio.get_running_loop().call_later(self._max_seconds, self.stop)
+        timer = asyncio.get_running_loop().call_later(bounds.max_seconds, self.stop)
         try:
             await self.run()
         finally:
             timer.cancel()
-        said = self.app.events.counts
-        counts = {name: said[f"job.{name}"] - before[f"job.{name}"] for name in ("rescued", *ENDS)}
-        ran = sum(counts[name] for name in ENDS)
+        after = self.app.events.counts
+        counts = {name: after[f"job.{name}"] - before[f"job.{name}"] for name in ("rescued", *ENDS)}
         return Ticked(
-            fired=self._fired,
-            promoted=self._promoted,
-            ran=ran,
+            fired=bounds.fired,
+            promoted=bounds.promoted,
+            ran=sum(counts[name] for name in ENDS),
             rescued=counts["rescued"],
             succeeded=counts["succeeded"],
             failed=counts["failed"] + counts["crashed"],
             dead=counts["dead"],
-            pruned=self._pruned,
-            more=self._left <= 0 or self.clock() >= self._ends_at,
-            late=self._late,
-            late_s=self._late_s,
-            seconds=round(self.clock() - self._began, 3),
+            pruned=bounds.pruned,
+            more=bounds.left <= 0 or clock() >= bounds.ends_at,
+            late=bounds.late,
+            late_s=bounds.late_s,
+            seconds=round(clock() - began, 3),
         )
 
-    def _beside(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        yield "overtime", Overtime(self).run()
-        yield "suspects", self._suspects.run()
+    def _make_finishing(self) -> Finishing:
+        return _Finishing(self._bounds, self.shared, self.held, self.wakeups, self.prefetch)
 
-    async def _reconcile(self) -> None:
-        """Be known between two ticks too, so that nobody parks the jobs of our tasks or pauses our schedules."""
+    def _make_claiming(self) -> Claiming:
+        return self._claiming_of(partial(_Claiming, self._bounds))
+
+    def _make_turns(self) -> Turns:
+        return self._turns_of(partial(_Turns, self._bounds, self.limits))
+
+
+class _Claiming(Claiming):
+    """Claims no more jobs than the tick may run."""
+
+    def __init__(self, bounds: _Bounds, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._bounds = bounds
+
+    async def claim(self, queue: str, limit: int, tasks: Iterable[str], **options: bool) -> list[Lease]:
+        limit = min(limit, self._bounds.left)
+        if limit <= 0:
+            return []
+        leases = await super().claim(queue, limit, tasks, **options)
+        self._bounds.left -= len(leases)
+        return leases
+
+
+class _Finishing(Finishing):
+    """Counts jobs that were released: they did not run, and may be claimed again."""
+
+    overlaps = False  # each claim is counted before the next
+
+    def __init__(self, bounds: _Bounds, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._bounds = bounds
+
+    async def record(self, ended: Sequence[Ended], *, patient: bool = True) -> None:
+        await super().record(ended, patient=patient)
+        self._bounds.left += sum(change.state is State.READY and change.give_back_attempt for _, change in ended)
+
+
+class _Turns(Turns):
+    """Does the upkeep around the turns, within the bounds."""
+
+    def __init__(self, bounds: _Bounds, limits: QueueLimits, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._bounds = bounds
+        self._limits = limits
+
+    async def begin(self) -> None:
+        """Register this tick as a living worker until long after it, so that no other worker parks its jobs."""
+        shared, app = self._shared, self._shared.app
         known = keys.fingerprint(
-            codec.encode([self._host, sorted(self.queues), sorted(self.app.tasks), self.app.schedules.in_code])
+            codec.encode([shared.host, sorted(shared.queues), sorted(app.tasks), app.schedules.in_code])
         )
         op = ops.register(
             f"tick-{known[:12]}",
-            host=self._host,
-            pid=self._pid,
-            queues=self.queues,
-            tasks=self.app.tasks,
-            schedules=self.app.schedules.in_code,
+            host=shared.host,
+            pid=shared.pid,
+            queues=shared.queues,
+            tasks=app.tasks,
+            schedules=app.schedules.in_code,
             beat_ms=KNOWN_MS // 3,
             slots=0,
         )
-        await self.driver.arun(op)
-        await super()._reconcile()
+        await shared.driver.arun(op)
+        await super().begin()
 
     async def _look_first(self) -> None:
-        for queue in self.queues:
-            retries = self.shaping.promotes_retries(queue)
-            self._promoted += await self.driver.arun(ops.promote(queue, self._limit, retries=retries))
-        await self.upkeep.rescue.look()
-        self._fired += await self.upkeep.fire.all_due(self._limit, most_runs=self._limit)
+        bounds = self._bounds
+        for queue in self._shared.queues:
+            retries = self._limits.promotes_retries(queue)
+            bounds.promoted += await self._shared.driver.arun(ops.promote(queue, bounds.limit, retries=retries))
+        await self._upkeep.rescue.look()
+        bounds.fired += await self._upkeep.fire.all_due(bounds.limit, most_runs=bounds.limit)
 
-    async def _turns(self) -> None:
-        await super()._turns()
-        while not self.stopping and self._left > 0 and await self._rescued_more():
-            await super()._turns()
-        if not self.stopping:
+    async def run(self) -> None:
+        await super().run()
+        while not self._shared.stopping and self._bounds.left > 0 and await self._rescued_more():
+            await super().run()
+        if not self._shared.stopping:
             await self._prune()
 
     async def _rescued_more(self) -> bool:
-        """Take jobs from workers that have gone, once it is sure that they have. False: there are none, or no time."""
-        rescue = self.upkeep.rescue
-        self._late, self._late_s = rescue.waiting()
-        if not self._late or self.clock() + self._late_s >= self._ends_at:
+        """Wait until expired leases may be taken, and take their jobs. False: there are none, or no time."""
+        bounds, rescue = self._bounds, self._upkeep.rescue
+        bounds.late, bounds.late_s = rescue.waiting()
+        if not bounds.late or self._shared.clock() + bounds.late_s >= bounds.ends_at:
             return False
-        self._wake.clear()
-        await self._sleep(self._late_s)
+        self._wakeups.begin_turn()
+        await self._wakeups.sleep(bounds.late_s)
         await rescue.look()
         return True
 
     async def _prune(self) -> None:
+        keep_ms = self._shared.app.settings.keep_ms
         for what in ops.PRUNABLE:
-            keep_ms = self.app.settings.keep_ms
-            self._pruned += await self.driver.arun(ops.prune(what, self._limit, keep_ms=keep_ms))
-        await self.upkeep.mend_schedules()
-
-    async def claim(self, queue: str, limit: int, tasks: Iterable[str], **options: bool) -> list[Lease]:
-        """Take jobs on lease, as many as the tick may still run."""
-        limit = min(limit, self._left)
-        if limit <= 0:
-            return []
-        leases = await super().claim(queue, limit, tasks, **options)
-        self._left -= len(leases)
-        return leases
-
-    async def record(self, ended: Sequence[Ended], *, patient: bool = True) -> None:
-        """Write how attempts ended; what is given back was not run, and may be."""
-        await super().record(ended, patient=patient)
-        self._left += sum(change.state is State.READY and change.give_back_attempt for _, change in ended)
+            op = ops.prune(what, self._bounds.limit, keep_ms=keep_ms)
+            self._bounds.pruned += await self._shared.driver.arun(op)
+        await self._upkeep.mend_schedules()

@@ -20,8 +20,8 @@ import psycopg
 from duly import Duly
 from duly.store.op import Op
 from duly.store.postgres.schema import bring_up_to_date
+from duly.worker.shared import Shared
 from duly.worker.watermark import Watermark
-from duly.worker.worker import Worker
 from tests.proof import breaks
 from tests.proof.fleet import fleet
 from tests.proof.ledger import Ledger, records
@@ -73,21 +73,21 @@ class Tally:
 
 def _count_here(path: Path) -> None:
     """Have the worker of this process write down what it does."""
-    tally, surely = Tally(path), Worker.surely
+    tally, surely = Tally(path), Shared.surely
 
     @app.events.listen
     def told(name: str, fields: Mapping[str, Any]) -> None:
         if name == "job.succeeded":
             tally.done()
 
-    async def timed(self: Worker, op: Op[Any], **options: Any) -> Any:
+    async def timed(self: Shared, op: Op[Any], **options: Any) -> Any:
         began = time.monotonic()
         answer = await surely(self, op, **options)
         if op.name == "claim" and answer:
             tally.claimed(len(answer), time.monotonic() - began)
         return answer
 
-    Worker.surely = timed  # type: ignore[method-assign]
+    Shared.surely = timed  # type: ignore[method-assign]
 
 
 if "PROOF_TALLY" in os.environ:

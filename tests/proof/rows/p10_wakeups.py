@@ -24,7 +24,7 @@ from duly.store.op import Op, Rows
 from duly.store.postgres.driver import Line, PostgresDriver
 from duly.store.postgres.plans import trusted
 from duly.store.postgres.schema import bring_up_to_date
-from duly.worker.worker import Worker
+from duly.worker.turns import Turns
 from tests.proof import breaks
 from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.table import ALL, Figure, Row, Setting
@@ -252,7 +252,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 _work = PostgresDriver._work
-_how_long = Worker._how_long
+_pause = Turns._pause
 
 
 def _notifying(self: PostgresDriver, batch: Sequence[Op[Any]]) -> list[Line]:
@@ -261,14 +261,15 @@ def _notifying(self: PostgresDriver, batch: Sequence[Op[Any]]) -> list[Line]:
     return _work(self, batch) + [Line(0, "notify", trusted(text.sql), {}) for text in self._spell("notify") if wakes]
 
 
-def _seldom(self: Worker) -> float:
+def _seldom(self: Turns) -> float:
     """Look for jobs every 5 s."""
-    self.app.database.settings = replace(self.app.settings, poll_ms=5000)
-    return _how_long(self)
+    app = self._shared.app
+    app.database.settings = replace(app.settings, poll_ms=5000)
+    return _pause(self)
 
 
 breaks.python("p10:only_for_sleepers", PostgresDriver, "_work", _notifying)
-breaks.python("p10:poll", Worker, "_how_long", _seldom)
+breaks.python("p10:poll", Turns, "_pause", _seldom)
 
 ROW = Row(
     "P10",

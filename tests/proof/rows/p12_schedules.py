@@ -215,8 +215,7 @@ def _down(url: str, spans: Sequence[int]) -> tuple[int, list[str]]:
 async def _fire_all(app: Duly, span: int) -> None:
     """Fire what is due, as a worker does: at most a thousand runs of one schedule at a time."""
     worker = app.worker()
-    worker._loop, worker._wake = asyncio.get_running_loop(), asyncio.Event()
-    scheduler = Fire(worker)
+    scheduler = Fire(worker.shared, worker.wakeups)
     for _ in range(2 + 2 * span // 1000):
         await scheduler.all_due()
 

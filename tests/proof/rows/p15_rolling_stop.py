@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from duly.store import ops
-from duly.worker.worker import Worker
+from duly.worker.stopping import Stopping
 from tests.proof.breaks import BREAKS
 from tests.proof.checker import judge
 from tests.proof.fleet import Fleet, four_on_postgres
@@ -29,16 +29,16 @@ WORK = (
 
 def _left_to_the_lease() -> Callable[[], None]:
     """Have workers go without giving back what they hold."""
-    stop_running, leave = Worker._stop_running, Worker._leave
+    stop_running, leave = Stopping.stop_running, Stopping._leave
 
-    async def gone(self: Worker) -> None:
-        await self.driver.arun(ops.leave(self.id))
+    async def gone(self: Stopping) -> None:
+        await self._shared.driver.arun(ops.leave(self._shared.id))
 
-    Worker._stop_running = lambda self: None  # type: ignore[method-assign]
-    Worker._leave = gone  # type: ignore[method-assign]
+    Stopping.stop_running = lambda self: None  # type: ignore[method-assign]
+    Stopping._leave = gone  # type: ignore[method-assign]
 
     def undo() -> None:
-        Worker._stop_running, Worker._leave = stop_running, leave  # type: ignore[method-assign]
+        Stopping.stop_running, Stopping._leave = stop_running, leave  # type: ignore[method-assign]
 
     return undo
 
