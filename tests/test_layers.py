@@ -11,14 +11,10 @@ PACKAGE = Path(__file__).parent.parent / "src" / "duly"
 LONGEST_FILE, LONGEST_FUNCTION, MOST_AT_THE_TOP = 500, 40, 16
 
 # Names that are longer, and how long they may be. These lists may only shrink.
-LONG_FILES: dict[str, int] = {
-    "worker/worker.py": 819,
-}
+LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {
     "store/ops/read.py:_record": 51,
     "store/schedules.py:_listed": 52,
-    "worker/lanes.py:_go_round": 42,
-    "worker/worker.py:__init__": 55,
 }
 
 

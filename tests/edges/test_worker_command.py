@@ -636,5 +636,5 @@ def test_a_folder_that_cannot_be_written_to_is_told_of_once(tmp_path, monkeypatc
     for _ in range(3):
         pulse.touch()
     pulse.end()
-    assert [record.message for record in caplog.records] == ["worker.pulse_not_written"]
+    assert [record.message for record in caplog.records] == ["worker.liveness_failed"]
     assert list(liveness.signs()) == []

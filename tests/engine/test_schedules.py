@@ -727,7 +727,7 @@ def test_s08_every_way_has_its_async_twin(app: Duly, clock: Clock, ran: list[dat
         assert len(await here.afires("a")) == 4
         await here.adelete("a")
         assert await here.aget("a") is None
-        assert set(await here.areconcile()) == {"created", "changed", "readopted", "abandoned"}
+        assert set(await here.areconcile()) == {"created", "changed", "restored", "abandoned"}
 
     asyncio.run(through())
 
@@ -828,7 +828,7 @@ def test_s08_one_that_was_removed_from_the_code_is_paused_and_taken_up_again_wit
             drain(new)
         assert fires(old, "report") == []
         clock.advance("3h5m")
-        assert old.schedules.reconcile()["readopted"] == ["report"]
+        assert old.schedules.reconcile()["restored"] == ["report"]
         drain(old)
         assert [outcome for outcome, *_ in fires(old, "report")] == ["fired"] * 3
 

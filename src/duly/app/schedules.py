@@ -284,7 +284,7 @@ def _create(wanted: Defined, *, may_change: bool) -> Steps[ScheduleRecord]:
 
 
 def _reconcile(wanted: tuple[Defined, ...]) -> Steps[Mapping[str, Ids]]:
-    said: dict[str, Ids] = {"created": [], "changed": [], "readopted": [], "abandoned": []}
+    said: dict[str, Ids] = {"created": [], "changed": [], "restored": [], "abandoned": []}
     names = [one.name for one in wanted]
     there: dict[str, Listed] = {}
     for _ in range(TRIES if wanted else 0):
@@ -298,7 +298,7 @@ def _reconcile(wanted: tuple[Defined, ...]) -> Steps[Mapping[str, Ids]]:
             said["changed" if name in there else "created"].append(name)
     if stopped := [name for name, one in there.items() if one.record.paused_why == store.GONE]:
         yield store.readopt(stopped)
-        said["readopted"] = stopped
+        said["restored"] = stopped
     said["abandoned"] = yield store.abandon(names)
     return said
 

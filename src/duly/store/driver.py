@@ -104,7 +104,7 @@ class Watch:
         try:
             self._on_change()
         except Exception:  # a loop that has gone, say: what woke the watch must not fail for it
-            log.debug("watch.deaf", exc_info=True)
+            log.debug("watch.callback_failed", exc_info=True)
 
 
 class Pace:

@@ -58,7 +58,7 @@ class Pulse:
             self._file = file
         except OSError as error:
             if not self._warned:
-                log.warning("worker.pulse_not_written", extra={"folder": str(folder()), "error": str(error)})
+                log.warning("worker.liveness_failed", extra={"folder": str(folder()), "error": str(error)})
             self._warned = True
 
     def touch(self) -> None:
