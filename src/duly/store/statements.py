@@ -12,7 +12,11 @@ A section `enqueue` with the line
 
     -- again: on conflict (id) do nothing
 
-has a twin `enqueue_again`: the same statement with that ending, sent after a lost answer.
+has a twin `enqueue_again`: the same statement with that ending, sent after a lost answer. A section with the line
+
+    -- same as: claim
+
+has the statements of `claim`, which stands before it.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ EMPTY: dict[Dialect, frozenset[str]] = {"sqlite": POSTGRES_ONLY, "postgres": SQL
 
 _SECTION = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _AGAIN = re.compile(r"^-- again: (.+)$", re.MULTILINE)
+_SAME = re.compile(r"^-- same as: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--.*$", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")  # `:id`, but not the cast `::bigint`
 _NOW = re.compile(r"(?<![:\w]):now\b")
@@ -73,7 +78,8 @@ def sections(dialect: Dialect) -> dict[str, tuple[str, ...]]:
             for name, text in zip(parts[::2], parts[1::2], strict=True):
                 if name in found:
                     raise ValueError(f"{dialect}: section {name!r} is defined twice")
-                found[name] = split(text)
+                same = _SAME.search(text)
+                found[name] = found[same[1]] if same else split(text)
                 if again := _AGAIN.search(text):
                     [statement] = found[name]
                     found[f"{name}_again"] = (f"{statement}\n    {again[1]}",)

@@ -71,8 +71,7 @@ def claim(
     }
     section = "claim"
     if parts := _parts(queue, marks):
-        section, params = "claim_marked", {**params, "parts": json_text(parts)}
-        del params["alone"]
+        section, params = "claim_marked", {**params, "parts": json_text(parts), "alone": False}
     again = Op("claim", ("await_claim", section, "recall"), params, _best_first)
     return Op("claim", (section,), params, _best_first, repeat=again)
 

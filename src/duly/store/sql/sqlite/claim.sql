@@ -49,48 +49,8 @@ select json_array(
  where token = :token;
 
 -- name: claim_marked
--- Differs from PostgreSQL: nothing that is gone is walked over, so whatever the parts are, the whole order is.
-with free as materialized (
-    select :limit as room
-     where :parts is not null and not exists (select 1 from duly_job where token = :token) and not exists (
-           select 1 from duly_queue
-            where kind = 'queue' and name = :queue and paused_at is not null
-              and (paused_until > :now or paused_until is null))
-),
-ready as materialized (
-    select id
-      from duly_job
-     where state = 'ready' and lane is null and queue = :queue and suspect = 0
-       and (:tasks is null or task in (select value from json_each(:tasks)))
-       and task not in (
-           select name from duly_queue
-            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
-       and (expires_at is null or expires_at > :now or attempt > 0)
-     order by priority desc, due_at, id
-     limit coalesce((select room from free), 0)
-),
-due as materialized (
-    select id
-      from duly_job
-     where state = 'scheduled' and lane is null and queue = :queue and due_at <= :now
-       and (:tasks is null or task in (select value from json_each(:tasks)))
-       and task not in (
-           select name from duly_queue
-            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
-       and (expires_at is null or expires_at > :now or attempt > 0)
-     order by due_at, id
-     limit coalesce((select room from free), 0) - (select count(*) from ready)
-)
-update duly_job
-   set state = 'running', attempt = attempt + 1, token = :token, worker = :worker,
-       lease_until = :now + lease_ms, reason = null, heartbeat_at = null, progress = null, progress_message = null
- where id in (select id from ready union all select id from due);
-select json_array(
-       id, token, task, queue, priority, payload, key, attempt, max_attempts, crashes, suspect, lease_ms, lease_until,
-       due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane,
-       envelope) as job
-  from duly_job
- where token = :token;
+-- same as: claim
+-- Differs from PostgreSQL: no deleted rows stand in the way, so marks spare nothing.
 
 -- name: claim_shaped
 -- `claim` for a queue whose priorities age (`:ageing_ms`) or whose retries have a budget (`:retries`). `walk` merges the
