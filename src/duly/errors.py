@@ -1,8 +1,8 @@
 """Every exception duly raises on purpose.
 
 DulyError
-├── ConfigError            a setting, option or URL cannot work; raised before anything is written
-├── PayloadError           what you gave cannot be stored
+├── ConfigError            a setting, option or URL is not valid; raised before anything is written
+├── PayloadError           the arguments or the payload cannot be stored
 │   ├── BadArguments       the arguments do not fit the handler's signature
 │   └── PayloadTooLarge    more than 96,000 bytes, and no blob store is set
 ├── JobError               something about one job (`.job_id`)
@@ -12,20 +12,20 @@ DulyError
 │   ├── JobTimeout         the handler ran longer than its timeout
 │   ├── ResultExpired      it succeeded, but the result is no longer kept
 │   ├── LeaseLost          another worker owns this job now; nothing was written
-│   ├── NotReplayable      only what is dead, partial or cancelled is replayed, a success only by force
+│   ├── NotReplayable      only dead, partial and cancelled jobs are replayed; a success only by force
 │   └── TransitionRefused  no arrow leads from the job's state to the one asked for
 ├── ScheduleNotFound       no schedule has this name
-├── ScheduleExists         a schedule with this name is there already, and is another one
+├── ScheduleExists         another schedule with this name exists
 ├── BatchNotFound          no batch has this id
 ├── BatchSealed            the batch takes no more jobs
 ├── KeyConflict            the key is taken by a job with another payload (`.existing_id`)
 ├── QueueFull              the queue has reached its depth limit (`.queue`, `.enqueued`)
-└── StoreError             the database said no (`__cause__` is the driver's own error)
-    ├── StoreUnavailable   it cannot be reached now; nothing was written; worth trying again
-    ├── AnswerLost         it may or may not have been written; `.again` is the operation that asks safely
-    ├── EnqueueUnknown     a keyless job that leaves nothing behind may have been enqueued; never repeated by itself
+└── StoreError             the database failed (`__cause__` is the driver's own error)
+    ├── StoreUnavailable   it cannot be reached now; nothing was written; retry later
+    ├── AnswerLost         it may or may not have been written; `.again` is the operation that is safe to repeat
+    ├── EnqueueUnknown     a job with keep=0 and no key may have been enqueued; duly does not repeat it
     ├── SchemaMismatch     the tables are missing, older or newer than this version: `duly migrate`
-    └── StoreRefused       the database refuses this data; trying again cannot help
+    └── StoreRefused       the database refuses this data; a retry cannot help
 
 Each class has a stable `code`, used by HTTP bodies, exit codes and the docs.
 """
@@ -42,13 +42,13 @@ class DulyError(Exception):
 
 
 class ConfigError(DulyError):
-    """A setting, option or URL cannot work."""
+    """A setting, option or URL is not valid."""
 
     code = "config"
 
 
 class PayloadError(DulyError):
-    """What was given cannot be stored."""
+    """The arguments or the payload cannot be stored."""
 
     code = "payload"
 
@@ -66,7 +66,7 @@ class PayloadTooLarge(PayloadError):
 
 
 class JobError(DulyError):
-    """Something about one job."""
+    """An error of one job."""
 
     code = "job"
 
@@ -112,7 +112,7 @@ class LeaseLost(JobError):
 
 
 class NotReplayable(JobError):
-    """The job is in a state that is not replayed without force."""
+    """A job in this state is not replayed without force."""
 
     code = "not_replayable"
 
@@ -130,7 +130,7 @@ class ScheduleNotFound(DulyError):
 
 
 class ScheduleExists(DulyError):
-    """A schedule with this name is there already, and is another one."""
+    """Another schedule with this name exists."""
 
     code = "schedule_exists"
 
@@ -169,7 +169,7 @@ class QueueFull(DulyError):
 
 
 class StoreError(DulyError):
-    """The database said no."""
+    """The database failed or refused."""
 
     code = "store"
 
@@ -178,29 +178,29 @@ class StoreUnavailable(StoreError):
     """The database cannot be reached now; nothing was written."""
 
     code = "store_unavailable"
-    locked: bool = False  # it can be, but another transaction holds what is needed
+    locked: bool = False  # it can be reached, but another transaction holds a lock
 
 
 class AnswerLost(StoreError):
-    """The write may or may not have happened; `again` is the operation that finds out, and does it if need be."""
+    """The write may or may not have happened; `again` repeats it safely."""
 
     code = "answer_lost"
     again: object = None
 
 
 class EnqueueUnknown(StoreError):
-    """A keyless job that leaves nothing behind may or may not have been enqueued."""
+    """A job with `keep=0` and no key may or may not have been enqueued."""
 
     code = "enqueue_unknown"
 
 
 class SchemaMismatch(StoreError):
-    """The tables are missing, or not those this version works with."""
+    """The tables are missing, older or newer than this version."""
 
     code = "schema_mismatch"
 
 
 class StoreRefused(StoreError):
-    """The database refuses this data; trying again cannot help."""
+    """The database refuses this data; a retry cannot help."""
 
     code = "store_refused"

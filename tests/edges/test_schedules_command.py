@@ -141,7 +141,7 @@ def test_one_is_shown_with_its_terms_its_arguments_and_what_came_of_it(plan):
         r"next_at +2024-03-31 09:00:00\+02:00 \(2024-03-31 07:00:00 UTC\), .* ago",
         r"Europe/Vienna +UTC +outcome +count +until +job +reason",
         r"2024-03-30 09:00:00\+01:00 +2024-03-30 08:00:00 +fired +1 +- +\S{36}",
-        r"2024-03-29 09:00:00\+01:00 +2024-03-29 08:00:00 +skipped +1 +- +- +missed: nobody fired it in time",
+        r"2024-03-29 09:00:00\+01:00 +2024-03-29 08:00:00 +skipped +1 +- +- +missed: no worker fired it in time",
     ):
         assert re.search(f"^{line}$", text, re.MULTILINE), line
     often = told(plan, "schedules", "show", "often")

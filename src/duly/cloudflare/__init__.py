@@ -1,1 +1,1 @@
-"""What runs at Cloudflare: the Worker that ships with duly."""
+"""The Cloudflare Worker that duly ships."""

@@ -1,7 +1,7 @@
-"""How long to wait after a failed attempt: pure values, the same answer for the same attempt and chance.
+"""How long to wait after a failed attempt: pure values, the same delay for the same attempt and chance.
 
-`chance` in [0, 1) is the randomness. Jitter only shortens a delay, so that it is never above the cap and a
-crowd that has reached the cap is spread out too.
+`chance` in [0, 1) is the randomness. Jitter only shortens a delay: so it is never above the cap, and jobs that have
+reached the cap are spread out too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Exponential:
     jitter: float
 
     def delay_ms(self, attempt: int, chance: float) -> int:
-        """Say how long to wait after attempt number `attempt` failed."""
+        """Return the delay after the failed attempt number `attempt`."""
         try:
             grown = self.first_ms * self.factor ** (max(attempt, 1) - 1)
         except OverflowError:
@@ -44,7 +44,7 @@ class Linear:
     cap_ms: int
 
     def delay_ms(self, attempt: int, chance: float) -> int:
-        """Say how long to wait after attempt number `attempt` failed."""
+        """Return the delay after the failed attempt number `attempt`."""
         return min(self.first_ms + self.step_ms * (max(attempt, 1) - 1), self.cap_ms)
 
 
@@ -55,7 +55,7 @@ class Delays:
     delays_ms: tuple[int, ...]
 
     def delay_ms(self, attempt: int, chance: float) -> int:
-        """Say how long to wait after attempt number `attempt` failed."""
+        """Return the delay after the failed attempt number `attempt`."""
         return self.delays_ms[min(max(attempt, 1), len(self.delays_ms)) - 1]
 
 
@@ -109,18 +109,18 @@ def of(value: Backoff | Sequence[Duration]) -> Backoff:
 
 
 def attempts_for(backoff: Backoff) -> int | None:
-    """Say how many attempts a list of delays stands for; other backoffs stand for no number."""
+    """Return how many attempts a list of delays allows, None for other backoffs."""
     return len(backoff.delays_ms) + 1 if isinstance(backoff, Delays) else None
 
 
 def unused_delays(backoff: Backoff, max_attempts: int) -> tuple[int, ...]:
-    """Give the listed delays that `max_attempts` never reaches, in milliseconds."""
+    """Return the listed delays that `max_attempts` never reaches, in milliseconds."""
     # The last attempt is not followed by a delay: five attempts have four delays between them.
     return backoff.delays_ms[max(max_attempts - 1, 0) :] if isinstance(backoff, Delays) else ()
 
 
 def _first_and_cap(first: Duration, cap: Duration) -> tuple[int, int]:
-    """Read both ends of a growing backoff, refusing a cap that would cut its first delay."""
+    """Read the first delay and the cap; raise if the cap is below the first delay."""
     first_ms, cap_ms = to_ms(first, what="backoff first"), to_ms(cap, what="backoff cap")
     if first_ms > cap_ms:
         raise ConfigError(f"backoff first {first!r} is above its cap {cap!r}: raise cap=, or lower first=")
@@ -128,7 +128,7 @@ def _first_and_cap(first: Duration, cap: Duration) -> tuple[int, int]:
 
 
 def _number(value: object, what: str) -> float:
-    """Refuse what is not a finite number."""
+    """Raise unless `value` is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"backoff {what} is {value!r}: give a number")
     return float(value)

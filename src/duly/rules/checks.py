@@ -13,21 +13,21 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def whole(value: Any, what: str, *, least: int = -_HIGHEST - 1, most: int = _HIGHEST) -> int:
-    """Refuse what is no whole number that every store keeps."""
+    """Raise unless it is a whole number that every store can keep."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{what} is {value!r}: give a whole number from {least} to {most}")
     return value
 
 
 def named(value: Any, what: str) -> str:
-    """Refuse what no store keeps as a name."""
+    """Raise unless every store can keep it as a name."""
     if not isinstance(value, str) or not value or value != failure.escape_text(value):
         raise ConfigError(f"{what} is {value!r}: a name is a text, not empty, without NUL and lone surrogates")
     return value
 
 
 def moment(at: datetime, what: str) -> int:
-    """Give an aware datetime in the milliseconds that the database keeps."""
+    """Return an aware datetime in the milliseconds that the database keeps."""
     if not isinstance(at, datetime):
         raise ConfigError(f"{what} is of type {type(at).__name__}: give an aware datetime, or a duration as delay=")
     if at.utcoffset() is None:

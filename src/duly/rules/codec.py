@@ -1,9 +1,8 @@
-"""Python values as JSON text and back, typed by the annotations of whoever reads them.
+"""Python values as JSON text and back, typed by the reader's annotations.
 
-Two characters make a database refuse a text for ever: NUL (PostgreSQL cannot parse it even as an escape in
-JSON) and lone surrogates (they are no UTF-8). In payloads they are stored as `␛0000`, `␛dc80`, and `␛` itself
-as `␛241b`, which is undone on reading; in errors and messages, which only people read, `failure.escape_text`
-makes them visible for good.
+Databases refuse two kinds of characters: NUL, which PostgreSQL cannot parse even as an escape in JSON, and lone
+surrogates, which are not UTF-8. Payloads store them as `␛0000` and `␛dc80`, and `␛` itself as `␛241b`; reading
+restores them. In errors and messages, which only people read, `failure.escape_text` replaces them.
 """
 
 from __future__ import annotations
@@ -35,13 +34,12 @@ _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
 def encode(value: Any, *, sets: bool = False) -> str:
     """Write `value` as JSON text that every store can keep.
 
-    With `sets`, whatever has no order is sorted: a set's order differs between processes, and a keyed job's
-    payload must not.
+    With `sets`, sets are sorted: their order differs between processes, and the payload of a keyed job must not.
     """
     encoder = _SORTED if sets else _ENCODER
     try:
         text = _text(value, encoder)
-        # The encoder writes NaN and infinity as null, so only a text with a null has to be looked through.
+        # The encoder writes NaN and infinity as null, so only a text with a null has to be searched.
         found = _not_finite(value) if "null" in text else None
     except Exception as error:
         raise PayloadError(_refusal(value, error)) from error
@@ -51,7 +49,7 @@ def encode(value: Any, *, sets: bool = False) -> str:
 
 
 def encode_simple(kind: type, values: Sequence[Any]) -> str | None:
-    """Write plain numbers and texts as the fields of a struct. None: something has to be looked at, by `encode`."""
+    """Write plain numbers and texts as the fields of a struct; returns None if a value needs `encode`."""
     try:
         text = _ENCODER.encode(kind(*values)).decode()
     except Exception:
@@ -61,7 +59,7 @@ def encode_simple(kind: type, values: Sequence[Any]) -> str | None:
 
 
 def _text(value: Any, encoder: msgspec.json.Encoder) -> str:
-    """Encode, taking the slow way only for a value that holds what has to be marked."""
+    """Encode; only values with characters to replace take the slow path."""
     try:
         text = encoder.encode(value).decode()
         if "\\u0000" not in text and MARK not in text:
@@ -74,7 +72,7 @@ def _text(value: Any, encoder: msgspec.json.Encoder) -> str:
 
 
 def _to_plain(value: Any) -> Any:
-    """Turn what msgspec does not know into what it does, or say that it cannot be stored."""
+    """Convert a value that msgspec does not know; raise if it cannot be stored."""
     if hasattr(type(value), "model_dump"):  # pydantic, which we do not import
         return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
     if isinstance(value, str):
@@ -113,7 +111,7 @@ def unmark(text: str) -> str:
 
 
 def _not_finite(value: Any) -> str | None:
-    """Say where a NaN or an infinity is, if there is one."""
+    """Raise if there is a NaN or an infinity, with its path."""
     for path, leaf in _leaves(value, "", ()):
         if isinstance(leaf, float) and not math.isfinite(leaf):
             return f"{path or 'the value'} is {leaf}, which JSON cannot hold: use None, or a text"
@@ -121,7 +119,7 @@ def _not_finite(value: Any) -> str | None:
 
 
 def _refusal(value: Any, error: Exception) -> str:
-    """Say which part of `value` cannot be stored, and why."""
+    """Return which part of `value` cannot be stored, and why."""
     try:
         for path, leaf in _leaves(value, "", ()):
             if isinstance(leaf, _Refused):
@@ -143,13 +141,13 @@ def _refusal(value: Any, error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """Stands where a walk meets something that is wrong by its place."""
+    """Marks a place where a walk finds something wrong."""
 
     why: str
 
 
 def _leaves(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    """Walk to every value that holds no other, with its path."""
+    """Give every value that is not a container, with its path."""
     if id(value) in above:
         yield path, _Refused("refers to itself: give data without cycles")
         return
@@ -162,7 +160,7 @@ def _leaves(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """Give the steps and values of a container, None for anything else."""
+    """Return the steps and values of a container, None for anything else."""
     match value:
         case dict():
             return (_entry(key, child) for key, child in value.items())
@@ -178,7 +176,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]] | None:
 
 
 def _entry(key: Any, child: Any) -> tuple[str, Any]:
-    """Give the step to a dict's value, or the reason why its key is refused."""
+    """Return the step to a dict's value, or the reason why its key is refused."""
     if isinstance(key, str):
         return (f".{key}" if key.isidentifier() else f"[{key!r}]"), child
     try:
@@ -220,7 +218,7 @@ def convert(plain: Any, hint: Any) -> Any:
 
 
 def _from_plain(hint: Any, plain: Any) -> Any:
-    """Make what msgspec does not know from plain JSON data."""
+    """Make a type that msgspec does not know from plain JSON data."""
     if isinstance(hint, type) and isinstance(plain, hint):
         return plain
     if not hasattr(hint, "model_validate_json"):
@@ -235,7 +233,7 @@ def _from_plain(hint: Any, plain: Any) -> Any:
 
 
 def _complaints(error: ValueError) -> str:
-    """Put pydantic's list of what is wrong on one line, without the values."""
+    """Write pydantic's errors on one line, without the values."""
     listed = getattr(error, "errors", None)
     if listed is None:
         return str(error)
@@ -243,10 +241,10 @@ def _complaints(error: ValueError) -> str:
 
 
 def decoder_of(hint: Any) -> msgspec.json.Decoder[Any]:
-    """Give the decoder of a type, the same one each time where the type can be remembered."""
+    """Return the decoder of a type, cached if the type is hashable."""
     try:
         return _remembered(hint)
-    except TypeError:  # not hashable, or not supported: the latter is raised again here
+    except TypeError:  # not hashable, or not supported, which is raised again here
         return msgspec.json.Decoder(hint, dec_hook=_from_plain)
 
 
@@ -257,12 +255,12 @@ def _remembered(hint: Any) -> msgspec.json.Decoder[Any]:
 
 
 def name_of(hint: Any) -> str:
-    """Name a type as one would write it."""
+    """Return the name of a type as code has it."""
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
 def located(error: BaseException, root: str) -> str:
-    """Say msgspec's complaint with its path, `$` replaced by what it stands for."""
+    """Return msgspec's error with its path, in which `root` replaces `$`."""
     if isinstance(error, RecursionError):
         return f"`{root}` is nested too deeply"
     what, _, where = str(error).partition(" - at ")
@@ -271,7 +269,7 @@ def located(error: BaseException, root: str) -> str:
 
 
 def check_json(text: str, what: str) -> None:
-    """Refuse a text that is not JSON, before it is stored where others would have to read it."""
+    """Raise if a text is not JSON, before it is stored."""
     try:
         _RAW.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
@@ -282,7 +280,7 @@ _RAW = msgspec.json.Decoder(msgspec.Raw)
 
 
 def check_size(payload: str, task: str, *, limit: int = MAX_PAYLOAD) -> None:
-    """Refuse a payload that is too large to travel inline."""
+    """Raise if a payload is too large to be stored inline."""
     if len(payload) <= limit // 4:  # a character is four bytes at most
         return
     size = len(payload) if payload.isascii() else len(payload.encode())

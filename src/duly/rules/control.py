@@ -1,4 +1,4 @@
-"""What a handler raises to say how its attempt ends. None of them is an error."""
+"""Exceptions that a handler raises to end its attempt. None of them is an error."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from duly.rules.durations import Duration, to_ms
 
 
 class Signal(Exception):
-    """Base of what a handler raises to say how its attempt ends."""
+    """Base of the exceptions that a handler raises to end its attempt."""
 
 
 class Snooze(Signal):
-    """Call the handler again after this time, as if this attempt had not been."""
+    """Call the handler again after this time; this attempt does not count."""
 
     after_ms = 0
 
@@ -42,4 +42,4 @@ class Retry(Signal):
 
 
 class Stopping(BaseException):
-    """Raised out of a context call when the worker cannot wait any longer: the job is given back."""
+    """Raised by a call of the context when the worker must stop: the job is released."""

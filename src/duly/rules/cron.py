@@ -1,7 +1,7 @@
-"""Reading a cron expression: cronsim reads the text and judges the days, the walk is ours.
+"""Cron expressions: cronsim parses the text and matches the days; `days` walks them.
 
-An expression is of fixed times when neither its minute nor its hour begins with `*`, as in Debian's cron. What cronsim
-refuses is looked at again field by field, so that the message names the part that is wrong.
+An expression has fixed times when neither its minute nor its hour begins with `*`, as in Debian's cron. A text that
+cronsim refuses is checked again field by field, so that the message names the wrong part.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOWHEN = datetime(2000, 1, 1)  # noqa: DTZ001 - cronsim wants a start, and none 
 
 
 class Cron(Pattern):
-    """The pattern of a cron expression: cronsim reads it and judges the days."""
+    """The pattern of a cron expression."""
 
     def __init__(self, text: str, tz: str) -> None:
         super().__init__(zone(tz))
@@ -47,23 +47,23 @@ class Cron(Pattern):
         self._match_day = sim.match_day
 
     def seconds(self, day: int) -> Sequence[int]:
-        """Give the seconds that are due on a local day."""
+        """Return the seconds that are due on a local day."""
         local = date.fromordinal(EPOCH + day)
         return () if self.is_out(local.year, local.month) or not self._match_day(local) else self._due
 
     def is_out(self, year: int, month: int) -> bool:
-        """Tell whether a month is none of those in the expression."""
+        """Return whether the expression excludes a month."""
         return month not in self._months
 
 
 def explain_cron(text: str) -> str:
-    """Say in plain English when a cron expression is due."""
+    """Describe a cron expression in English."""
     said = _sim(text).explain().replace(" through ", " to ")
     return f"{said[0].lower()}{said[1:]}"
 
 
 def _expression(text: str) -> str:
-    """Give the five fields behind an alias."""
+    """Return the five fields of an alias."""
     if not text.startswith("@"):
         return text
     if text.lower() not in ALIASES:
@@ -72,7 +72,7 @@ def _expression(text: str) -> str:
 
 
 def _sim(text: str) -> CronSim:
-    """Read a cron expression, or say which part of which field is wrong."""
+    """Parse a cron expression; raise with the part and the field that are wrong."""
     expression = _expression(text)
     fields = expression.split()
     if len(fields) == len(FIELDS) + 1:
@@ -88,7 +88,7 @@ def _sim(text: str) -> CronSim:
 
 
 def _check_field(text: str, place: int, field: str) -> None:
-    """Refuse a field that cronsim does not read, naming the part it stumbles over."""
+    """Raise with the part of a field that cronsim cannot parse."""
     name, allowed = list(FIELDS.items())[place]
     for part in field.split(","):
         try:
@@ -100,15 +100,15 @@ def _check_field(text: str, place: int, field: str) -> None:
 
 
 def refuse_impossible(text: str, tz: str = "UTC") -> NoReturn:
-    """Refuse an expression of which every field can be read, and nothing fits them all."""
+    """Raise for an expression whose fields are valid, but which no day matches."""
     said = [
         f"field {place}, {name} {shown(field)}"
         for place, (name, field) in enumerate(zip(FIELDS, _expression(text).split(), strict=True), 1)
-        if field != "*" and place > (2 if tz == "UTC" else 1)  # elsewhere there are hours that some days lack
+        if field != "*" and place > (2 if tz == "UTC" else 1)  # elsewhere some days lack an hour
     ]
     refuse_cron(text, f"never fires: no day fits {' and '.join(said)}" + ("" if tz == "UTC" else f" in {tz}"))
 
 
 def refuse_cron(text: str, why: str) -> NoReturn:
-    """Refuse a text and say why."""
+    """Raise with the text and the reason."""
     raise ConfigError(f"schedule {shown(text)} {why}") from None

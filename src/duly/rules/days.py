@@ -1,9 +1,9 @@
-"""The walk: from the local seconds that are due to instants, day by day.
+"""Turns the local seconds that are due into instants, day by day.
 
-A cron expression and an RRULE say the same kind of thing: which seconds of which local days are due. So both become
-a `Pattern`, and one walk over the days of UTC turns the local seconds of a pattern into instants. Only the walk knows
-of daylight saving. A pattern of fixed times runs once where the clock jumps (at the first instant after the gap) and
-once where it repeats (the first time). Any other pattern runs by elapsed time: on both passes, and never in the gap.
+A cron expression and an RRULE both define which seconds of which local days are due. So both become a `Pattern`, and
+one walk over the days of UTC turns the local seconds of a pattern into instants. Only this walk handles daylight
+saving. A pattern of fixed times runs once a day: at the first instant after a gap, and at the first of two equal
+times. Any other pattern runs by elapsed time: both times where the clock repeats, and never in the gap.
 
 A day costs a few microseconds and a search ends after 50 years, so that no text can make a call run for long.
 """
@@ -24,13 +24,13 @@ DAY = 86_400
 EPOCH = date(1970, 1, 1).toordinal()
 # A margin of two days, so that no zone can push a time out of what a datetime holds.
 FIRST_DAY, LAST_DAY = date(1, 1, 3).toordinal() - EPOCH, date(9999, 12, 29).toordinal() - EPOCH
-# The 29th of February falls on a given weekday at least every 40 years; what waits longer never comes.
+# The 29th of February falls on a given weekday at least every 40 years; a longer wait has no end.
 HORIZON_DAYS = 50 * 366
 LONGEST_LOOK = 400
 
 
 def walk(almanac: Almanac, at: int) -> Iterator[Sequence[int]]:
-    """Give the due times day by day, from the day of `at` on, until nothing is due for 50 years."""
+    """Give the due times day by day from the day of `at`, until nothing is due for 50 years."""
     day, quiet = max(at // (DAY * 1_000), almanac.first_day), 0
     while day <= almanac.last_day and quiet < HORIZON_DAYS:
         dues = almanac.on(day)
@@ -64,11 +64,11 @@ class Almanac:
         return dues
 
     def rest(self, day: int) -> int:
-        """Say how many days on to look again after a day without a due time."""
+        """Return how many days to skip after a day without a due time."""
         return 1 if self.added else min(pattern.rest(day) for pattern in self.patterns)
 
     def _merged(self, day: int) -> Sequence[int]:
-        """Put the patterns of a day together, with what is added and without what is removed."""
+        """Combine the patterns of a day with the added times, and leave out the removed ones."""
         each = [_dues(pattern, day) for pattern in self.patterns]
         if len(each) == 1 and not self.added and not self.removed:
             return each[0]
@@ -85,24 +85,24 @@ class Pattern:
 
     def __init__(self, zone: tzinfo) -> None:
         self.zone = zone
-        # Each local day is asked for by the three days of UTC that it may touch.
+        # Each local day is requested for the three days of UTC that it may overlap.
         self.on: Callable[[int], Sequence[int]] = lru_cache(maxsize=8)(self.seconds)
 
     def seconds(self, day: int) -> Sequence[int]:
-        """Give the seconds that are due on local day number `day`, counted from 1970, in order."""
+        """Return the seconds that are due on local day number `day`, counted from 1970, in order."""
         raise NotImplementedError
 
     def is_out(self, year: int, month: int) -> bool:
-        """Tell whether a whole month is without a due time."""
+        """Return whether a month has no due time."""
         raise NotImplementedError
 
     def rest(self, day: int) -> int:
-        """Say how many days of UTC on to look again after a day without a due time."""
+        """Return how many days of UTC to skip after a day without a due time."""
         ahead = day
         while ahead - day < LONGEST_LOOK and not self.seconds(ahead):
             local = date.fromordinal(EPOCH + ahead)
             ahead += month_length(local) - local.day + 1 if self.is_out(local.year, local.month) else 1
-        # A local day begins on the day of UTC before, where the clock is ahead.
+        # A local day begins on the previous day of UTC where the clock is ahead.
         return max(1, ahead - 1 - day)
 
 
@@ -117,14 +117,14 @@ def _dues(pattern: Pattern, day: int) -> Sequence[int]:
             found.append(begin)
         found += [second - offset for second in _local(pattern, begin + offset, end + offset)]
     if pattern.fixed and (len(stretches) > 1 or moment(pattern.zone, day * DAY).fold):
-        # Nothing twice: neither on the second pass, nor for the gap and for the instant after it.
+        # No instant twice: neither where the clock repeats, nor for the gap and the instant after it.
         found = sorted({second for second in found if not moment(pattern.zone, second).fold})
     dues = [second * 1_000 for second in found]
     return dues[bisect_left(dues, pattern.start_at) : bisect_right(dues, pattern.end_at)]
 
 
 def _stretches(zone: tzinfo, begin: int) -> list[tuple[int, int, int, int]]:
-    """Cut a day of UTC where the clock is changed: begin, end, the offset before and the offset in it."""
+    """Split a day of UTC where the clock changes: begin, end, the offset before and the offset in it."""
     before, after = _offset(zone, begin - 1), _offset(zone, begin + DAY - 1)
     if before == after:
         return [(begin, begin + DAY, after, after)]
@@ -139,7 +139,7 @@ def _change(zone: tzinfo, begin: int, end: int) -> int:
 
 
 def _local(pattern: Pattern, begin: int, end: int) -> list[int]:
-    """Give the due local seconds from `begin` until before `end`."""
+    """Return the due local seconds from `begin` until before `end`."""
     found: list[int] = []
     for day in range(begin // DAY, (end - 1) // DAY + 1):
         midnight, seconds = day * DAY, pattern.on(day)
@@ -149,33 +149,33 @@ def _local(pattern: Pattern, begin: int, end: int) -> list[int]:
 
 
 def _offset(zone: tzinfo, second: int) -> int:
-    """Give the seconds by which `zone` is ahead of UTC."""
+    """Return the seconds by which `zone` is ahead of UTC."""
     ahead = moment(zone, second).utcoffset()
     assert ahead is not None
     return ahead.days * DAY + ahead.seconds
 
 
 def moment(zone: tzinfo, second: int) -> datetime:
-    """Give an instant as it is called in `zone`."""
+    """Return the local time of an instant in `zone`."""
     return datetime.fromtimestamp(second, zone)
 
 
 def instant(local: datetime, zone: tzinfo) -> int:
-    """Give the instant of a local time: the first if it comes twice, the first after the gap if it never comes."""
+    """Return the instant of a local time: the first of two, or the first after a gap."""
     second = int(local.replace(tzinfo=zone).timestamp())
     if moment(zone, second).replace(tzinfo=None) != local:
-        # In a gap, the two ways to read a time lie before and after the change.
+        # In a gap, the two readings of a time are before and after the change.
         second = _change(zone, int(local.replace(tzinfo=zone, fold=1).timestamp()), second)
     return second * 1_000
 
 
 def month_length(day: date) -> int:
-    """Give the days of a day's month."""
+    """Return the days of a day's month."""
     return monthrange(day.year, day.month)[1]
 
 
 def zone(name: str) -> tzinfo:
-    """Give the zone of this name, or say which was probably meant."""
+    """Return the zone of this name; raise with a suggestion for any other."""
     if not isinstance(name, str):
         raise ConfigError(f"schedule tz is of type {type(name).__name__}: give a zone's name such as 'Europe/Vienna'")
     if name == "UTC":
@@ -190,7 +190,7 @@ def zone(name: str) -> tzinfo:
 
 
 def _zone_advice(name: str) -> str:
-    """Say what to do about a zone that is not known."""
+    """Return what to do about an unknown zone."""
     known = sorted(available_timezones())
     if not known:
         return "but there is no zone data here: pip install tzdata"
@@ -206,6 +206,6 @@ def _zone_advice(name: str) -> str:
 
 
 def shown(text: object) -> str:
-    """Quote what was given, shortened so that a message stays one line."""
+    """Quote a value, shortened so that a message stays one line."""
     said = str(text)
     return repr(said if len(said) <= 60 else f"{said[:60]}…")

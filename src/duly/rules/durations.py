@@ -20,7 +20,7 @@ _FORMS = "write it as '5m', '1h30m', '250ms', seconds or a timedelta"
 
 
 def to_ms(value: Duration, *, what: str = "duration") -> int:
-    """Give `value` in whole milliseconds; anything above zero is at least one."""
+    """Return `value` in whole milliseconds; anything above zero is at least one."""
     match value:
         case bool():
             raise ConfigError(f"{what} is {value}, which is not a duration: {_FORMS}")
@@ -40,7 +40,7 @@ def to_ms(value: Duration, *, what: str = "duration") -> int:
 
 
 def _finite(value: int | float, what: str) -> int | float:
-    """Refuse NaN and infinity."""
+    """Raise for NaN and infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{what} is {value}, which is not a duration: {_FORMS}")
     return value
@@ -65,7 +65,7 @@ def _parse(text: str, what: str) -> float:
 
 
 def _unit(unit: str, text: str, what: str) -> int:
-    """Give the milliseconds of `unit`, or say which unit was probably meant."""
+    """Return the milliseconds of `unit`; raise with a suggestion if there is no such unit."""
     if unit in UNITS:
         return UNITS[unit]
     hint = _meant(unit.lower())
@@ -85,12 +85,12 @@ def _meant(unit: str) -> str | None:
 
 
 def _shown(text: str) -> str:
-    """Quote what was given, shortened so that a message stays one line."""
+    """Quote a value, shortened so that a message stays one line."""
     return repr(text if len(text) <= 40 else f"{text[:40]}…")
 
 
 def describe(ms: int) -> str:
-    """Say a duration as people do: "1h 30m"."""
+    """Write a duration for people: "1h 30m"."""
     parts = []
     for unit, size in UNITS.items():
         if unit == "w":  # "10d" reads better than "1w 3d"

@@ -1,4 +1,4 @@
-"""What travels with a job: how a child inherits from its parent, and the compact text it is stored as."""
+"""The envelope of a job: ids and labels that a child inherits from its parent, stored as compact text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[
 
 
 def child_of(parent: Envelope, parent_id: str, **overrides: Any) -> Envelope:
-    """Make the envelope of a job caused by the job `parent_id`; what is given in `overrides` wins."""
+    """Make the envelope of a job caused by the job `parent_id`; `overrides` win."""
     inherited = Envelope(
         correlation_id=parent.correlation_id or parent_id,
         causation_id=parent_id,
@@ -30,7 +30,7 @@ def child_of(parent: Envelope, parent_id: str, **overrides: Any) -> Envelope:
 
 
 def check_traceparent(text: str | None) -> None:
-    """Refuse what is not a W3C traceparent."""
+    """Raise unless it is a W3C traceparent."""
     if text is None:
         return
     match = _TRACEPARENT.fullmatch(text)
@@ -43,7 +43,7 @@ def check_traceparent(text: str | None) -> None:
 
 
 def pack(envelope: Envelope) -> str | None:
-    """Write the fields that are not default as JSON text, None when all are."""
+    """Write the fields that differ from their defaults as JSON text; returns None if all are defaults."""
     if envelope == _DEFAULTS:
         return None
     check_traceparent(envelope.traceparent)
@@ -52,10 +52,10 @@ def pack(envelope: Envelope) -> str | None:
 
 
 def unpack(text: str | None) -> Envelope:
-    """Read what `pack` wrote; fields this version does not know are ignored, a newer one may write more."""
+    """Read the text of `pack`; unknown fields are ignored, because a newer version may write more."""
     if not text:
         return _DEFAULTS
     try:
         return codec.decode(text, Envelope)
-    except BadArguments:  # written past us by hand: one such row must not stop whoever reads it
+    except BadArguments:  # written by hand: one such row must not break its reader
         return _DEFAULTS

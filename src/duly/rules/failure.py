@@ -1,4 +1,4 @@
-"""Errors as texts that can be stored: escaped, clipped, whatever the exception does when asked."""
+"""Errors as texts that can be stored: escaped and clipped, even if the exception cannot be printed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def describe(error: BaseException, *, called_by: str = "") -> Failure:
-    """Put an exception into texts that can be stored, whatever it does when asked for them.
+    """Return the texts of an exception, even if its own methods raise.
 
-    `called_by` is the file that called what failed: the traceback begins below its lines, which tell nobody anything.
+    `called_by` is the file that called the handler: the traceback begins below its lines, which do not help the reader.
     """
     kind = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__"):
@@ -30,7 +30,7 @@ def describe(error: BaseException, *, called_by: str = "") -> Failure:
 
 
 def _said(say: Callable[[], str]) -> str:
-    """Ask for a text, or tell why there is none."""
+    """Return a text of the exception, or why it has none."""
     try:
         return say()
     except BaseException as error:
@@ -55,14 +55,14 @@ def _fit(text: str, limit_bytes: int) -> str:
 
 
 def escape_text(text: str) -> str:
-    """Make NUL and lone surrogates visible, which no database stores."""
+    """Replace NUL and lone surrogates, which no database stores, by visible texts."""
     if text.isascii() and "\x00" not in text:
         return text
     return _UNSTORABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def clip(text: str, limit_bytes: int) -> str:
-    """Keep the head and the tail of a text that is over the limit, and say how much was cut."""
+    """Keep the head and the tail of a text that is over the limit, with the number of bytes cut."""
     if text.isascii() and len(text) <= limit_bytes:
         return text
     data = text.encode("utf-8", "backslashreplace")  # shows lone surrogates as `escape_text` does
@@ -77,12 +77,12 @@ def clip(text: str, limit_bytes: int) -> str:
 
 
 def _cut(count: int) -> bytes:
-    """Say how many bytes are missing here."""
+    """Write how many bytes are missing here."""
     return f"… {count} bytes cut …".encode()
 
 
 def _boundary(data: bytes, at: int, *, step: int = -1) -> int:
-    """Move from `at` to where no character is cut in two."""
+    """Move from `at` to the boundary of a character."""
     while 0 < at < len(data) and data[at] & 0xC0 == 0x80:
         at += step
     return at

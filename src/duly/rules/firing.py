@@ -1,4 +1,4 @@
-"""Decides what comes of a schedule that is due, from what was read of it."""
+"""Decides what a due schedule fires: a pure function of the state that was read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Skip(Struct, frozen=True):
 
 
 class Due(Struct, frozen=True):
-    """A schedule as its firing is decided on."""
+    """The state of a schedule from which its firing is decided."""
 
     name: str
     timing: Timing
@@ -34,23 +34,23 @@ class Due(Struct, frozen=True):
     envelope: Envelope
     revision: int
     next_at: int | None
-    live: bool  # a run has not ended; never asked where that does not matter
-    skipped: Skip | None  # what the record of its fires ends in, if that is a run of misses
-    fired: frozenset[int]  # what a person has fired of what is due
+    live: bool  # a run has not ended; only read if overlap matters
+    skipped: Skip | None  # the last entry of its record, if that is a run of misses
+    fired: frozenset[int]  # due times that a person has fired
     paused: bool
     created_at: int
     now: int
 
 
 class Run(Struct, frozen=True):
-    """One job to be fired: due at `due_at` by the rule, and `after_ms` after it is fired; with a reason it waits."""
+    """One job to be fired, due at `due_at` by the rule and ready `after_ms` later; with a reason it waits."""
 
     id: str
     due_at: int
     after_ms: int
     envelope: Envelope
     reason: str | None = None
-    because: str | None = None  # of what is recorded, where it was not the clock
+    because: str | None = None  # who fired it, if it was not the clock
 
 
 class Told(Struct, frozen=True):
@@ -63,7 +63,7 @@ class Told(Struct, frozen=True):
 
 
 class Firing(Struct, frozen=True):
-    """What is to be written of one schedule, as it was read."""
+    """The changes of one schedule, relative to the state that was read."""
 
     name: str
     revision: int
@@ -71,22 +71,22 @@ class Firing(Struct, frozen=True):
     last_at: int | None = None
     runs: tuple[Run, ...] = ()
     skips: tuple[Skip, ...] = ()
-    forget: tuple[int, ...] = ()  # runs of misses that are written anew, by their first due time
+    forget: tuple[int, ...] = ()  # runs of misses that are rewritten, by their first due time
     told: tuple[Told, ...] = ()
     resume: bool = False
 
 
 MOST_RUNS = 1000  # of one schedule at a time
-MOST_COUNTED = 1_000_000  # where each is looked for; an interval is only divided by
+MOST_COUNTED = 1_000_000  # if each one is computed; intervals need one division
 
-MISSED = "missed: nobody fired it in time"
+MISSED = "missed: no worker fired it in time"
 LATE = "late: more than its grace allows"
 OVERLAP = "overlap: an earlier run had not ended"
 WORTH_TELLING_MS = 60_000
 
 
 class Wanted(NamedTuple):
-    """Which due times are to be fired, which were missed, and when the schedule is due next."""
+    """Due times to fire, missed ones, and when the schedule is due next."""
 
     dues: list[int]
     skips: list[Skip]
@@ -95,7 +95,7 @@ class Wanted(NamedTuple):
 
 
 def plan(due: Due, *, new_id: Callable[[], str], chance: Callable[[], float], most_runs: int = MOST_RUNS) -> Firing:
-    """Say what comes of a schedule that is due."""
+    """Return what a due schedule fires."""
     assert due.next_at is not None
     wanted = _each(due, due.next_at, most_runs) if due.catchup is Catchup.ALL else _newest(due, due.next_at)
     fired, behind = _without_overlap(due, [at for at in wanted.dues if at not in due.fired])
@@ -125,7 +125,7 @@ def plan(due: Due, *, new_id: Callable[[], str], chance: Callable[[], float], mo
 def _newest(due: Due, first: int) -> Wanted:
     """Take the newest due time only."""
     all_due = due_between(due.timing, first, due.now, limit=most_counted(due.timing))
-    if all_due.next_at is not None and all_due.next_at <= due.now:  # more than were counted: the newest comes later
+    if all_due.next_at is not None and all_due.next_at <= due.now:  # more than were counted: the newest is later
         return Wanted([], [Skip(first, all_due.last, all_due.count, MISSED)], all_due.next_at)
     if due.grace_ms is not None and all_due.last < due.now - due.grace_ms:
         return Wanted([], [Skip(first, all_due.last, all_due.count, LATE)], all_due.next_at)
@@ -138,12 +138,12 @@ def _newest(due: Due, first: int) -> Wanted:
 
 
 def most_counted(timing: Timing) -> int:
-    """Say how many due times to count at once."""
+    """Return how many due times to count at once."""
     return MOST_COUNTED if timing.interval_ms is None else 2**31 - 1
 
 
 def _each(due: Due, first: int, most_runs: int) -> Wanted:
-    """Take each due time, but for those that are too late; so many at once, the rest next time."""
+    """Take each due time that is not too late, up to a limit; the rest is for the next firing."""
     skips = []
     begin: int | None = first
     if due.grace_ms is not None and first < due.now - due.grace_ms:
@@ -152,7 +152,7 @@ def _each(due: Due, first: int, most_runs: int) -> Wanted:
         begin = late.next_at
     if begin is None or begin > due.now:
         return Wanted([], skips, begin)
-    if due.timing.mode is Mode.DELAY:  # what follows is counted from the end of this one
+    if due.timing.mode is Mode.DELAY:  # the next one is counted from the end of this one
         return Wanted([begin], skips, None)
     following = takewhile(lambda at: at <= due.now, occurrences(due.timing, begin))
     dues = [begin, *islice(following, most_runs - 1)]
@@ -160,7 +160,7 @@ def _each(due: Due, first: int, most_runs: int) -> Wanted:
 
 
 def unfired(due: Due, skip: Skip) -> Iterator[Skip]:
-    """Cut a run of misses where a person has fired one of them."""
+    """Split a run of misses where a person has fired one of them."""
     if not any(skip.due_at <= at <= skip.until_at for at in due.fired):
         yield skip
         return
@@ -178,7 +178,7 @@ def unfired(due: Due, skip: Skip) -> Iterator[Skip]:
 
 
 def _without_overlap(due: Due, dues: Sequence[int]) -> tuple[Sequence[int], list[Skip]]:
-    """Leave out what would run beside an earlier run, where that is not wanted."""
+    """Leave out jobs that would run beside an earlier run, if the overlap rule forbids it."""
     match due.overlap:
         case Overlap.SKIP:
             kept = 0 if due.live else 1
@@ -193,7 +193,7 @@ def _skipped(dues: Sequence[int]) -> list[Skip]:
 
 
 def _recorded(due: Due, skips: Sequence[Skip], fired: Sequence[int]) -> tuple[tuple[Skip, ...], tuple[Told, ...]]:
-    """Say what is recorded of misses: joined to the run before if nothing is fired in between, else told of too."""
+    """Return the record of misses: joined to the previous run if nothing is fired in between, else with an event."""
     if skips and not any(at < skips[0].due_at for at in fired):
         recorded = joined(due.skipped, skips)
         if recorded[0] != skips[0]:
@@ -203,7 +203,7 @@ def _recorded(due: Due, skips: Sequence[Skip], fired: Sequence[int]) -> tuple[tu
 
 
 def joined(before: Skip | None, skips: Sequence[Skip]) -> tuple[Skip, ...]:
-    """Add the first to the run of misses that the record ends in, if it goes on with it."""
+    """Add the first to the run of misses at the end of the record, if it continues that run."""
     if before is None or not skips or before.reason != skips[0].reason:
         return tuple(skips)
     first = Skip(before.due_at, skips[0].until_at, before.count + skips[0].count, before.reason)
@@ -218,5 +218,5 @@ def _next(due: Due, next_at: int | None, runs: Sequence[Run]) -> int | None:
     if due.timing.mode is not Mode.DELAY:
         return next_at
     if runs or due.live:
-        return None  # the end of the run says
+        return None  # known when the run ends
     return next_after(due.timing, due.now)

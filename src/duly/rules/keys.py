@@ -1,7 +1,6 @@
 """Ids and keys: UUIDv7 made by the client, fingerprints of payloads, idempotency keys.
 
-An id sorts by the time it was made, within one process strictly, so that the order of enqueueing survives
-into the order of claiming.
+Ids sort by the time they were made, strictly within one process, so that jobs are claimed in the order of enqueue.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _uuid7(ms: int, tail: int) -> str:
 
 
 class Ids:
-    """Makes ids that only rise, also within a millisecond and when the clock steps back."""
+    """Makes ids that only increase, even within a millisecond and when the clock steps back."""
 
     def __init__(
         self,
@@ -58,12 +57,12 @@ class Ids:
         self._randomness = randomness or self._draw
         self._seed()
         if hasattr(os, "register_at_fork"):
-            # A weak reference: the hook cannot be taken back, and must not keep us alive.
+            # A weak reference: the hook cannot be removed, and must not keep this object alive.
             ours = weakref.WeakMethod(self._seed)
             os.register_at_fork(after_in_child=lambda: (again := ours()) and again())
 
     def _seed(self) -> None:
-        """Start afresh: a forked child would repeat its parent's ids, and inherit a lock nobody frees."""
+        """Start again: a forked child would repeat its parent's ids, and inherit a lock that no thread releases."""
         self._lock = threading.Lock()
         self._ms = -1
         self._tail = 0
@@ -77,13 +76,13 @@ class Ids:
         """Make the next ids, in their order."""
         ms, first = self._take(count)
         low = first & _LOW
-        if low + count > _LOW:  # what stands before them changes on the way
+        if low + count > _LOW:  # the prefix changes within these ids
             return [_uuid7(ms, tail) for tail in range(first, first + count)]
         begins = _uuid7(ms, first)[:-_LOW_DIGITS]
         return [f"{begins}{digits:012x}" for digits in range(low, low + count)]
 
     def _take(self, count: int) -> tuple[int, int]:
-        """Give the millisecond and the first tail of the next ids."""
+        """Return the millisecond and the first tail of the next ids."""
         with self._lock:
             now_ms = self._clock() // 1_000_000
             if now_ms > self._ms:
@@ -105,7 +104,7 @@ class Ids:
         return int.from_bytes(self._randomness(10), "big") & ((1 << (_RANDOM_BITS - 1)) - 1)
 
     def _draw(self, count: int) -> bytes:
-        """Ask the system for many bytes at once: that gives other threads a turn, in the middle of what callers do."""
+        """Read many random bytes at once: each read releases the GIL, in the middle of an enqueue."""
         drawn = self._drawn.read(count)
         if len(drawn) < count:
             self._drawn = io.BytesIO(os.urandom(100 * count))
@@ -114,7 +113,7 @@ class Ids:
 
 
 def id_in(batch_id: str, place: int) -> str:
-    """Make the id of the job at a place of a batch that is filled in order: the same whenever it is asked for."""
+    """Make the id of the job at a place of a batch that is filled in order: the same at every call."""
     digits = batch_id.replace("-", "")
     own = int.from_bytes(hashlib.blake2b(digits.encode(), digest_size=6).digest(), "big") & ((1 << 42) - 1)
     return _uuid7(int(digits[:12], 16), (place << 42 | own) & ((1 << _RANDOM_BITS) - 1))
@@ -132,7 +131,7 @@ def fingerprint(payload: str) -> str:
 
 
 def key_of(key: Key, arguments: Mapping[str, Any], what: str = "key=") -> str:
-    """Give the key of a job whose handler gets `arguments` (names to values, defaults filled in)."""
+    """Return the key of a job whose handler gets `arguments` (names to values, defaults filled in)."""
     made = _call(key, arguments, what) if callable(key) else key
     where = f"{what} gave" if callable(key) else f"{what} is"
     if isinstance(made, bool) or not isinstance(made, str | int):
@@ -142,7 +141,7 @@ def key_of(key: Key, arguments: Mapping[str, Any], what: str = "key=") -> str:
 
 
 def check_key(text: str, where: str = "key= is") -> str:
-    """Refuse a key that some store could not keep."""
+    """Raise if some store cannot keep the key."""
     if not text:
         raise ConfigError(f"{where} an empty string: give at least one character, or None for no key")
     if len(text) > LONGEST_KEY:
@@ -168,7 +167,7 @@ def _call(key: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> A
 
 @lru_cache(maxsize=1024)
 def _parameters(key: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
-    """Give the parameters of a key function, each with whether it is required, and whether it takes any."""
+    """Return the parameters of a key function, each with whether it is required, and whether it takes any."""
     try:
         parameters = inspect.signature(key).parameters.values()
     except ValueError as error:
@@ -177,7 +176,7 @@ def _parameters(key: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
         ) from error
     stars = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     named = [p for p in parameters if p.kind not in stars]
-    # The slash keeps a parameter that cannot be given by name from being found by it.
+    # The slash hides a parameter that cannot be given by name.
     slashed = {p.name + "/" * (p.kind is p.POSITIONAL_ONLY): p.default is p.empty for p in named}
     return slashed, any(p.kind is p.VAR_KEYWORD for p in parameters)
 

@@ -1,14 +1,14 @@
-"""What may become of a job, and the one judge of how an attempt ended.
+"""The states of a job, and `decide`, the only function that judges how an attempt ended.
 
      scheduled ─due─▶ ready ─claim─▶ running ─▶ succeeded | partial | dead | cancelled
          ▲              ▲               │
          │              └── released, rescued (lease ended)
-         ├── retry, snooze, sleep, poll: whatever has a due time
+         ├── retry, snooze, sleep, poll: states with a due time
          │                              └─▶ waiting (event, children, hold, unknown task) ─▶ ready
          └── a replay of a dead job is a new job
 
-Handlers return or raise, the runner turns that into an `Outcome`, and `decide` alone says what is written.
-Rescue, cancel and expire state their verdict in SQL; they follow the same arrows.
+Handlers return or raise, the runner turns that into an `Outcome`, and only `decide` chooses what is written.
+Rescue, cancel and expire decide in SQL, along the same arrows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ARROWS: Mapping[State | None, frozenset[State]] = MappingProxyType(
 ATTEMPTS_USED_UP = "attempts used up"
 NOT_RETRIED = "not retried"
 
-# Rescue says the same in SQL of what it finds dead.
+# The SQL of rescue has the same texts.
 MOST_CRASHES = 3
 KILLED_ITS_WORKER = "killed its worker"
 LOST_ON_LAST_ATTEMPT = "worker lost on the last attempt"
@@ -63,18 +63,18 @@ DONE = Change(State.SUCCEEDED)
 
 
 def allowed(start: State | None, end: State) -> bool:
-    """Say whether an arrow leads from `start` (None for a new job) to `end`."""
+    """Return whether an arrow leads from `start` (None for a new job) to `end`."""
     return end in ARROWS[start]
 
 
 def _always(failure: Failure) -> bool:
-    """Retry whatever went wrong."""
+    """Retry after any error."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """On what terms a failed attempt is tried again."""
+    """When and how often a failed attempt is retried."""
 
     backoff: Backoff
     retries: Callable[[Failure], bool] = _always
@@ -83,7 +83,7 @@ class Policy:
 def decide(
     attempt: int, max_attempts: int, outcome: Outcome, *, policy: Policy, chance: float, crashes: int = 0
 ) -> Change:
-    """Say what becomes of a job whose attempt number `attempt` ended in `outcome`; it had crashed `crashes` times."""
+    """Return the change of a job whose attempt number `attempt` ended in `outcome` after `crashes` crashes."""
     match outcome:
         case Succeeded(result):
             return DONE if result is None else Change(State.SUCCEEDED, result=result)
@@ -94,7 +94,7 @@ def decide(
         case Snoozed(after_ms):
             return Change(State.SCHEDULED, after_ms=after_ms, give_back_attempt=True)
         case Waiting(reason, timeout_ms):
-            # Its next claim counts again, so a job that waits five times would die of waiting otherwise.
+            # The next claim counts again: otherwise a job that waits five times would use up its attempts.
             return Change(State.WAITING, after_ms=timeout_ms, reason=reason, give_back_attempt=True)
         case Released():
             return Change(State.READY, give_back_attempt=True)
@@ -125,5 +125,5 @@ def _after_failure(attempt: int, max_attempts: int, failed: Failed, policy: Poli
 
 
 def retry_after(backoff_ms: int, header_ms: int | None) -> int:
-    """Give the longer of our own delay and the one an answer's `Retry-After` asks for."""
+    """Return the longer of the backoff's delay and the one of a `Retry-After` header."""
     return max(backoff_ms, header_ms or 0)

@@ -1,4 +1,4 @@
-"""The words of limits: how a rate is written, and what the lane of a job is called."""
+"""Rates of limits, and the names of lanes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 from duly.errors import ConfigError
 from duly.rules.durations import to_ms
 
-MOST_PERMITS = 1000  # that a lane remembers
+MOST_PERMITS = 1000  # starts that a lane remembers
 WORDS = {
     "s": 1,
     "sec": 1,
@@ -31,7 +31,7 @@ class Rate(Struct, frozen=True):
     per_ms: int
 
     def __str__(self) -> str:
-        """Write it as people do."""
+        """Write it for people."""
         for word, seconds in (("day", 86400), ("h", 3600), ("min", 60), ("s", 1)):
             if self.per_ms == seconds * 1000:
                 return f"{self.count}/{word}"
@@ -68,6 +68,6 @@ def _span(unit: str, what: str, text: object) -> int:
 
 
 def lane_of(task: str, key: str | None = None) -> str:
-    """Name the lane of a task, or of one key of it. No two are called the same."""
+    """Name the lane of a task, or of one key of it. Names are unique."""
     name = task.replace("%", "%25").replace(":", "%3A")
     return name if key is None else f"{name}:{key}"

@@ -1,8 +1,8 @@
-"""Reading an RRULE: the rules of RFC 5545, each a pattern that says which times of a day are due.
+"""RRULEs of RFC 5545: each rule becomes a pattern of the times of a day that are due.
 
-A text holds one to three rules, and may hold DTSTART, RDATE and EXDATE lines beside them. A rule is not expanded from
-its start on: it is asked for one day, and finds out by arithmetic whether INTERVAL and every BY part let that day pass.
-Only COUNT has to be walked, once, when the rule is read. A rule is of fixed times when its FREQ is DAILY or longer.
+A text has one to three rules, and may have DTSTART, RDATE and EXDATE lines beside them. A rule is not expanded from its
+start: for each day, arithmetic decides whether INTERVAL and every BY part include that day. Only COUNT is walked, once,
+when the rule is parsed. A rule has fixed times when its FREQ is DAILY or longer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rules(text: str, tz: str, anchor_at: int | None) -> Almanac:
 
 
 def start_zone(text: str, tz: str) -> str:
-    """Give the name of the zone that DTSTART says: `tz` unless it says another."""
+    """Return the name of the zone of DTSTART, `tz` by default."""
     start = _properties(text).get("DTSTART")
     return _date(text, "DTSTART", *start[0], tz)[1] if start else tz
 
@@ -86,7 +86,7 @@ def _dates(text: str, name: str, lines: dict[str, list[tuple[list[str], str]]], 
 
 
 def _date(text: str, name: str, parameters: Sequence[str], value: str, tz: str) -> tuple[datetime, str]:
-    """Read a date or a time with the name of its zone: `tz` unless it says another."""
+    """Read a date or a time with the name of its zone, `tz` by default."""
     for parameter in parameters:
         key, _, given = parameter.partition("=")
         if key.upper() == "TZID":
@@ -127,7 +127,7 @@ class Rule(Pattern):
         self._read_end(parts)
 
     def _read_days(self, parts: dict[str, str]) -> None:
-        """Read which days are due; what is not said is as on the first day."""
+        """Read which days are due; missing parts come from the first day."""
         months, monthdays, yeardays, weeks = (
             _numbers(self.text, parts, name) for name in ("BYMONTH", "BYMONTHDAY", "BYYEARDAY", "BYWEEKNO")
         )
@@ -152,7 +152,7 @@ class Rule(Pattern):
             self.judges.append(lambda day: _on_weekday(day, weekdays, of_year))
 
     def _read_times(self, parts: dict[str, str]) -> None:
-        """Read which times of day are due; what is not said is as at the first time, or any below the frequency."""
+        """Read which times of day are due; missing parts come from the first time, or match any below the frequency."""
         hours, minutes, seconds = (_numbers(self.text, parts, name) for name in ("BYHOUR", "BYMINUTE", "BYSECOND"))
         self.unit = {HOURLY: 3_600, MINUTELY: 60, SECONDLY: 1}.get(self.freq, DAY)
         self.hours = hours or ({self.start.hour} if self.freq < HOURLY else set(range(24)))
@@ -164,7 +164,7 @@ class Rule(Pattern):
         self.picked = lru_cache(maxsize=4)(self._picked)
 
     def _read_end(self, parts: dict[str, str]) -> None:
-        """Read UNTIL, or find where COUNT ends, which may not be far away since each time is walked."""
+        """Read UNTIL, or find where COUNT ends, within a limit because each time is walked."""
         if "COUNT" in parts and "UNTIL" in parts:
             refuse_rule(self.text, "has COUNT and UNTIL: give one of them")
         if until := parts.get("UNTIL"):
@@ -179,7 +179,7 @@ class Rule(Pattern):
             self.end_at = ended
 
     def seconds(self, day: int) -> Sequence[int]:
-        """Give the seconds that are due on a local day."""
+        """Return the seconds that are due on a local day."""
         local = date.fromordinal(EPOCH + day)
         if not self._in_turn(day) or not self._judged(local):
             return ()
@@ -188,7 +188,7 @@ class Rule(Pattern):
         return self.times((self.start_unit - day * (DAY // self.unit)) % self.interval if self.unit < DAY else 0)
 
     def is_out(self, year: int, month: int) -> bool:
-        """Tell whether a month is not in BYMONTH, or INTERVAL passes it over."""
+        """Return whether BYMONTH or INTERVAL excludes a month."""
         if self.months and month not in self.months:
             return True
         if self.freq == YEARLY:
@@ -198,17 +198,17 @@ class Rule(Pattern):
         return False
 
     def _in_turn(self, day: int) -> bool:
-        """Tell whether the week or the day is one of those that INTERVAL leaves."""
+        """Return whether INTERVAL includes the week or the day."""
         if self.freq == WEEKLY:
             return (self._week_begin(day) - self._week_begin(self.start_day)) // 7 % self.interval == 0
         return self.freq != DAILY or (day - self.start_day) % self.interval == 0
 
     def _week_begin(self, day: int) -> int:
-        """Give the first day of a day's week; day 0 was a Thursday."""
+        """Return the first day of a day's week; day 0 was a Thursday."""
         return day - (day + 3 - self.week_start) % 7
 
     def _judged(self, local: date) -> bool:
-        """Tell whether every BY part lets a day pass."""
+        """Return whether every BY part includes a day."""
         return not self.is_out(local.year, local.month) and all(judge(local) for judge in self.judges)
 
     def _times(self, first: int) -> Sequence[int]:
@@ -232,7 +232,7 @@ class Rule(Pattern):
         )
 
     def _period(self, local: date, day: int) -> tuple[int, int]:
-        """Give the first day and the length of a day's year, month, week or day."""
+        """Return the first day and the length of a day's year, month, week or day."""
         if self.freq == YEARLY:
             return day - _day_of_year(local) + 1, _year_length(local)
         if self.freq == MONTHLY:
@@ -240,7 +240,7 @@ class Rule(Pattern):
         return (self._week_begin(day), 7) if self.freq == WEEKLY else (day, 1)
 
     def _picked(self, begin: int, length: int) -> dict[int, list[int]]:
-        """Give the days and times that BYSETPOS picks from a year, month, week or day."""
+        """Return the days and times that BYSETPOS picks from a year, month, week or day."""
         days = [day for day in range(begin, begin + length) if self._judged(date.fromordinal(EPOCH + day))]
         times = self.times(0)
         total = len(days) * len(times)
@@ -282,7 +282,7 @@ def _number(text: str, parts: dict[str, str], name: str, most: int) -> int | Non
 
 
 def _numbers(text: str, parts: dict[str, str], name: str) -> set[int]:
-    """Read a part that is a list of numbers; none are given when it is missing."""
+    """Read a part that is a list of numbers, empty if it is missing."""
     least, most, signed = LISTS[name]
     found = set()
     for value in parts[name].split(",") if name in parts else ():
@@ -310,7 +310,7 @@ def _weekdays(text: str, parts: dict[str, str], freq: int) -> set[tuple[int, int
 
 
 def refuse_impossible_rule(text: str) -> NoReturn:
-    """Refuse an RRULE of which every part can be read, and nothing fits them all."""
+    """Raise for an RRULE whose parts are valid, but which no time matches."""
     lines = _properties(text)
     said = [name for name in lines if name != "RRULE"]
     said += [name for _, rule in lines["RRULE"] for name in _parts(text, rule) if name not in ("FREQ", "WKST")]
@@ -318,17 +318,17 @@ def refuse_impossible_rule(text: str) -> NoReturn:
 
 
 def refuse_rule(text: str, why: str) -> NoReturn:
-    """Refuse an RRULE and say why."""
+    """Raise with the RRULE and the reason."""
     raise ConfigError(f"rrule {shown(text)} {why}") from None
 
 
 def _counted(number: int, length: int, wanted: set[int]) -> bool:
-    """Tell whether `number` of `length` is wanted, counted from either end."""
+    """Return whether `number` of `length` is included, counted from either end."""
     return number in wanted or number - length - 1 in wanted
 
 
 def _on_weekday(day: date, wanted: set[tuple[int, int]], of_year: bool) -> bool:
-    """Tell whether a day is a wanted weekday, or a wanted one of its month or year."""
+    """Return whether a day is an included weekday, or an included one of its month or year."""
     weekday = day.weekday()
     if (weekday, 0) in wanted:
         return True
@@ -337,22 +337,22 @@ def _on_weekday(day: date, wanted: set[tuple[int, int]], of_year: bool) -> bool:
 
 
 def _week(day: date, week_start: int) -> tuple[int, int]:
-    """Give the number of a day's week and how many weeks that year has; a week is of the year of its fourth day."""
+    """Return the number of a day's week and how many weeks that year has; a week is of the year of its fourth day."""
     fourth = _fourth_day(day, week_start)
     last = _fourth_day(date(fourth.year, 12, 28), week_start)
     return (_day_of_year(fourth) + 6) // 7, (_day_of_year(last) + 6) // 7
 
 
 def _fourth_day(day: date, week_start: int) -> date:
-    """Give the fourth day of a day's week."""
+    """Return the fourth day of a day's week."""
     return date.fromordinal(day.toordinal() - (day.weekday() - week_start) % 7 + 3)
 
 
 def _day_of_year(day: date) -> int:
-    """Number a day in its year from 1."""
+    """Return the number of a day in its year, from 1."""
     return day.toordinal() - date(day.year, 1, 1).toordinal() + 1
 
 
 def _year_length(day: date) -> int:
-    """Give the days of a day's year."""
+    """Return the days of a day's year."""
     return 366 if isleap(day.year) else 365

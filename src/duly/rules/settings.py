@@ -1,6 +1,6 @@
-"""Where the settings come from: an argument, else the environment, else a file, else the default.
+"""Settings: from an argument, else the environment, else a file, else the default.
 
-Every value remembers its origin, so that a message about it can say where to change it.
+Every value has its origin, so that a message about it names the place to change it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Where the jobs are kept. Neither its repr nor its str shows a password or a token."""
+    """The URL of the database. Neither its repr nor its str shows a password or a token."""
 
     store: str
     shown: str
@@ -32,7 +32,7 @@ class Url:
     dsn: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """Show the address without anything secret."""
+        """Return the address without secrets."""
         return self.shown
 
 
@@ -62,7 +62,7 @@ _KNOWN = ("sqlite", "postgresql", "postgres", "d1")
 
 
 def _suggested(scheme: str) -> str:
-    """Say which URL was probably meant."""
+    """Suggest the URL that was probably meant."""
     if scheme == "file":
         return "write the plain path, such as 'jobs.db'"
     close = get_close_matches(scheme.partition("+")[0], _KNOWN, 1, 0.6)
@@ -82,13 +82,13 @@ def _sqlite(rest: str) -> Url:
 
 
 def _file(path: str) -> Url:
-    """Take a path of a SQLite file."""
+    """Check the path of a SQLite file."""
     if path in ("", ":memory:"):
         raise ConfigError("a database in memory is refused, as nothing would survive: give a path like 'jobs.db'")
     if "\x00" in path:
         raise ConfigError("the database path has a NUL in it: remove it")
     if _LOGIN.match(path):
-        raise ConfigError("that looks like a login without a scheme: write postgresql://user:password@host/database")
+        raise ConfigError("this is a login without a scheme: write postgresql://user:password@host/database")
     if _DSN.match(path):
         raise ConfigError("a 'key=value' connection string is not a URL: write postgresql://user@host/database")
     return Url("sqlite", path, path)
@@ -99,7 +99,7 @@ _DSN = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
 
 
 def _server(store: str, url: str) -> Url:
-    """Take the URL of a server apart, far enough to show it safely."""
+    """Split the URL of a server, far enough to show it without secrets."""
     # Never quote the URL, urlsplit's own message or libpq's: a password that is not encoded ends up in them.
     wrong = f"the {store}:// URL cannot be read: "
     encode = f"{wrong}percent-encode special characters in user name and password"
@@ -114,12 +114,12 @@ def _server(store: str, url: str) -> Url:
         raise ConfigError(f"{wrong}look at its host and port" if not login else encode)
     if store == "d1" and not hosts:
         raise ConfigError(f"{wrong}it has no host")
-    # What stands before the host of a d1 URL is a token.
+    # The user of a d1 URL is a token.
     user = f"{login.partition(':')[0]}@" if login and store != "d1" else ""
     return Url(store, f"{store}://{user}{hosts}{parts.path}", dsn=url)
 
 
-# What libpq would complain of, and quote: a blank, or a per cent sign that begins no code.
+# libpq would quote these in its error: a blank, or a per cent sign without a code.
 _RAW = re.compile(r"\s|%(?![0-9A-Fa-f]{2})")
 # One host, or several as libpq takes them, each with an optional port.
 _HOST = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._%\-]*)(:[0-9]*)?"
@@ -127,13 +127,13 @@ _HOSTS = re.compile(f"{_HOST}(,{_HOST})*")
 
 
 def _spilled(parts: SplitResult) -> bool:
-    """Say whether an unencoded `/`, `?` or `#` in a password has pushed a part of it out of its place."""
+    """Return whether an unencoded `/`, `?` or `#` in a password split the URL at the wrong place."""
     return bool(parts.fragment) or "@" in parts.path or ("@" in parts.query and "@" not in parts.netloc)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set for an app, with the defaults of the contract."""
+    """All settings of an app, with the defaults of the contract."""
 
     url: Url = Url("sqlite", "duly.db", "duly.db")
     listen_url: Url | None = None
@@ -153,7 +153,7 @@ class Settings:
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def origin(self, name: str) -> str:
-        """Say where a setting comes from: "argument", "$DULY_LEASE", "duly.toml" or "default"."""
+        """Return the origin of a setting: "argument", "$DULY_LEASE", "duly.toml" or "default"."""
         if name not in _READERS:
             raise ConfigError(f"there is no setting '{name}'{_meant(name)}")
         return self.origins.get(name, "default")
@@ -165,7 +165,7 @@ def load(
     file_text: str | None = None,
     file_name: str = "duly.toml",
 ) -> Settings:
-    """Gather the settings; a value of None is one that was not given."""
+    """Gather the settings; None means not given."""
     given: dict[str, tuple[Any, str]] = {}
     if file_text is not None:
         given |= _from_file(file_text, file_name)
@@ -178,7 +178,7 @@ def load(
 
 
 def read(arguments: Mapping[str, Any], environ: Mapping[str, str], folder: Path) -> Settings:
-    """Gather the settings of something that runs in `folder`, whose duly.toml counts; a path is relative to it too."""
+    """Gather the settings of a program in `folder`, with its duly.toml; paths are relative to `folder`."""
     file = folder / "duly.toml"
     try:
         text = file.read_text("utf-8") if file.is_file() else None
@@ -212,14 +212,14 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
             continue
         if name in _READERS:
             found[name] = (value, f"${variable}")
-        # Commands have variables of their own, so only what looks like a slip is refused.
+        # Commands have variables of their own, so only likely misspellings are refused.
         elif close := get_close_matches(name, _READERS, 1, 0.8):
             raise ConfigError(f"${variable} is not a setting: did you mean $DULY_{close[0].upper()}?")
     return found
 
 
 def _named(table: Mapping[str, Any], origin: str) -> dict[str, tuple[Any, str]]:
-    """Refuse names that are no setting, and put the origin to the others."""
+    """Raise for names that are no setting; add the origin to the others."""
     for name in table:
         if name not in _READERS:
             raise ConfigError(f"'{name}' (from {origin}) is not a setting{_meant(name)}")
@@ -233,7 +233,7 @@ def _meant(name: str) -> str:
 
 
 def _field(name: str) -> str:
-    """Give the field of a setting; durations are written without the `_ms` they are kept with."""
+    """Return the field of a setting; durations have the suffix `_ms` only there."""
     return name if name in Settings.__dataclass_fields__ else f"{name}_ms"
 
 
@@ -250,14 +250,14 @@ def _url(value: Any, what: str) -> Url:
 
 
 def _schema(value: Any, what: str) -> str:
-    """Read the name of a schema, which goes into SQL as it is."""
+    """Read the name of a schema, which is put into SQL without quotes."""
     if not isinstance(value, str) or not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value):
         raise ConfigError(f"{what} is {value!r}: give a name of lower case letters, digits and _, at most 63")
     return value
 
 
 def _durability(value: Any, what: str) -> str:
-    """Read how surely a commit is on disk."""
+    """Read the durability of a commit."""
     if value not in ("full", "normal"):
         raise ConfigError(f"{what} is {value!r}: give 'full', or 'normal' to risk a power cut's last commits")
     return str(value)

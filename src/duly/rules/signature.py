@@ -1,7 +1,7 @@
 """The arguments of a handler as a payload and back, checked against its annotations.
 
-Compiled once per task. What is written is read back at once, the surest way to know that the worker will be able to;
-only of plain numbers and texts it is known without.
+Compiled once per task. A payload is decoded once when it is written, because then the worker can decode it too. Plain
+numbers and texts need no such check.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if typing.TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """One parameter of a handler: what it takes, and how that is read."""
+    """One parameter of a handler, and the decoder of its values."""
 
     name: str
     kind: inspect._ParameterKind
@@ -47,13 +47,13 @@ class SignatureCodec:
     stars: _Parameter | None
     plain: bool
     sets: bool
-    # Reads a payload that has every argument and nothing else, at once; None where the handler takes no such call.
+    # Reads a payload with exactly all arguments in one step; None if the handler allows no such call.
     whole: msgspec.json.Decoder[Any] | None
-    # The types of all arguments, where each is one that is read back as it was written.
+    # The types of all arguments, if each is decoded to an equal value.
     simple: tuple[type, ...] | None
 
     def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Write a call's arguments as a JSON object of names to values; wrong ones are refused."""
+        """Write a call's arguments as a JSON object of names to values; raise if some do not fit."""
         if not kwargs and tuple(map(type, args)) == self.simple and self.whole is not None:
             text = codec.encode_simple(self.whole.type, args)
             if text is not None:
@@ -63,7 +63,7 @@ class SignatureCodec:
             text = codec.encode(given, sets=self.sets)
         except PayloadError as error:
             raise BadArguments(f"{self.task}: {error}") from error
-        # Reading it back is the surest way to know that the worker will be able to.
+        # Decoding it now shows that the worker can decode it.
         if not self._is_whole(text):
             self.decode_call(text)
         for name, value in given.items():
@@ -72,7 +72,7 @@ class SignatureCodec:
         return text
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Give a call's arguments by name, defaults filled in; a key function is called with these."""
+        """Return a call's arguments by name with defaults, as key functions get them."""
         bound = self._bind(args, kwargs)
         bound.apply_defaults()
         return self._merged(bound.arguments)
@@ -82,7 +82,7 @@ class SignatureCodec:
         if self.whole is not None and codec.MARK not in text:
             try:
                 return [], msgspec.structs.asdict(self.whole.decode(text))
-            except codec.UNREADABLE:  # an argument is left out, or wrong, which is told argument by argument
+            except codec.UNREADABLE:  # an argument is missing or wrong: the checks below name it
                 pass
         values = self._values(text)
         starred = values.pop(self.star.name, []) if self.star else []
@@ -97,7 +97,7 @@ class SignatureCodec:
         return [*args, *starred], values
 
     def _is_whole(self, text: str) -> bool:
-        """Say whether a payload has every argument and nothing else, and can be read."""
+        """Return whether a payload has exactly all arguments and can be decoded."""
         try:
             return self.whole is not None and codec.MARK not in text and self.whole.decode(text) is not None
         except codec.UNREADABLE:
@@ -119,7 +119,7 @@ class SignatureCodec:
             raise BadArguments(f"{self.task}{self.shape}: {error}{_meant(unknown, self.named)}") from None
 
     def _merged(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Put what `**kwargs` holds beside the other arguments."""
+        """Merge `**kwargs` into the other arguments."""
         flat = dict(arguments)
         if self.stars is None:
             return flat
@@ -155,7 +155,7 @@ class SignatureCodec:
         return values
 
     def _refuse_misfit(self, raw: Mapping[str, Any]) -> None:
-        """Refuse a payload with names the handler does not take, or without one that it needs."""
+        """Raise for names that the handler does not take, and for missing ones."""
         for name, parameter in self.named.items():
             if name not in raw and parameter.default is inspect.Parameter.empty:
                 raise BadArguments(
@@ -176,7 +176,7 @@ class SignatureCodec:
         return parameter
 
     def _refuse_disguised(self, reader: _Parameter, name: str, value: Any) -> None:
-        """Refuse what JSON would quietly turn into a text: a date or bytes where a `str` is wanted."""
+        """Raise for a value that JSON would silently turn into text: a date or bytes where a `str` is expected."""
         try:
             codec.convert(value, reader.hint)
         except msgspec.ValidationError as error:
@@ -196,7 +196,7 @@ _DISGUISED = re.compile(r"got `(bytes|bytearray|memoryview|datetime|date|time|du
 
 
 def _leads(parameter: _Parameter) -> bool:
-    """Say whether a parameter can be given by position."""
+    """Return whether a parameter can be given by position."""
     return parameter.kind in (parameter.kind.POSITIONAL_ONLY, parameter.kind.POSITIONAL_OR_KEYWORD)
 
 
@@ -237,12 +237,12 @@ def _whole(parameters: Sequence[_Parameter]) -> msgspec.json.Decoder[Any] | None
     fields = [(parameter.name, parameter.hint) for parameter in parameters]
     try:
         return codec.decoder_of(msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True))
-    except (TypeError, ValueError, RuntimeError):  # a name or a type that stands by itself, but not in a struct
+    except (TypeError, ValueError, RuntimeError):  # a name or a type that is valid alone, but not in a struct
         return None
 
 
 def _simple(parameters: Sequence[_Parameter]) -> tuple[type, ...] | None:
-    """Give the types of arguments that can be given by position, where whoever has those types needs no other check."""
+    """Return the types of positional arguments, if values of these types need no other check."""
     if all(_leads(parameter) and parameter.hint in _SIMPLE for parameter in parameters):
         return tuple(parameter.hint for parameter in parameters)
     return None
@@ -254,7 +254,7 @@ def _bare(parameter: inspect.Parameter) -> str:
 
 
 def _parameter(handler: Callable[..., Any], parameter: inspect.Parameter) -> _Parameter:
-    """Compile one parameter, refusing an annotation that JSON cannot serve."""
+    """Compile one parameter; raise for an annotation that JSON cannot represent."""
     hint = hint_of(handler, parameter.name)
     if parameter.kind is parameter.VAR_POSITIONAL:
         hint = list[hint]  # type: ignore[valid-type]
@@ -263,13 +263,13 @@ def _parameter(handler: Callable[..., Any], parameter: inspect.Parameter) -> _Pa
     except TypeError as error:
         raise ConfigError(
             f"{handler.__name__}: parameter `{parameter.name}` is annotated {codec.name_of(hint)}, which cannot be "
-            f"read back from JSON ({error}): choose a type that can, or leave it out and take plain JSON"
+            f"read from JSON ({error}). Choose a type that can, or leave it out and take plain JSON"
         ) from error
     return _Parameter(parameter.name, parameter.kind, parameter.default, hint, decoder)
 
 
 def result_type(handler: Callable[..., Any]) -> Any:
-    """Give the type that a handler's result is read as, Any when it names none that can be found."""
+    """Return the type of a handler's result, Any if it has no annotation that can be resolved."""
     try:
         return hint_of(handler, "return")
     except ConfigError:
@@ -277,7 +277,7 @@ def result_type(handler: Callable[..., Any]) -> Any:
 
 
 def hint_of(handler: Callable[..., Any], name: str) -> Any:
-    """Resolve one annotation by itself, so that one of no interest to us may be unknown here."""
+    """Resolve one annotation alone, because others may be unknown here and need not be known."""
     function = inspect.unwrap(handler)
     annotations = getattr(function, "__annotations__", {})
     if name not in annotations:
@@ -299,7 +299,7 @@ def hint_of(handler: Callable[..., Any], name: str) -> Any:
 
 
 def _around(function: Any) -> dict[str, Any]:
-    """Give the names a nested function takes from around it; its own is not set yet when it is decorated."""
+    """Return the names that a nested function takes from around it; its own is not set while it is decorated."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     around = {}
     for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
@@ -309,5 +309,5 @@ def _around(function: Any) -> dict[str, Any]:
 
 
 def _holds_set(hint: Any) -> bool:
-    """Say whether a value of this type can hold a set."""
+    """Return whether a value of this type can contain a set."""
     return "SetType(" in repr(msgspec.inspect.type_info(hint))

@@ -1,8 +1,8 @@
-"""When a schedule is due: pure rules, the same answer for the same text and time.
+"""When a schedule is due: pure functions of its text and a time.
 
 A schedule recurs by a cron expression (`cron`), by an RRULE (`rrule`) or by an interval. The first two become an
-`Almanac`, which is walked day by day and alone knows of daylight saving (`almanac`). An interval is only added: it is
-elapsed time, counted from the last due time or, in the mode `delay`, from the end of the last run.
+`Almanac`, which is walked day by day and handles daylight saving (`days`). An interval is elapsed time. It is counted
+from the last due time or, in the mode `delay`, from the end of the last run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LONGEST_MS = 3_653 * UNITS["d"]
 
 
 class Mode(StrEnum):
-    """What makes a schedule recur."""
+    """How a schedule recurs."""
 
     CRON = "cron"
     RATE = "rate"
@@ -76,7 +76,7 @@ def timing(
     tz: str = "UTC",
     mode: str | None = None,
 ) -> Timing:
-    """Read what a person wrote, refusing what is wrong, can never fire or would scan without end."""
+    """Parse a schedule; raise if it is wrong, never fires or would be searched without end."""
     zone(tz)
     if mode is not None and mode not in (Mode.RATE, Mode.DELAY):
         raise ConfigError(f"schedule mode is {shown(mode)}: give 'rate' or 'delay', and only with an interval")
@@ -91,7 +91,7 @@ def timing(
 
 
 def next_after(timing: Timing, at: int) -> int | None:
-    """Give the first due time strictly after `at`, or None if there is none any more."""
+    """Return the first due time strictly after `at`, or None after the last one."""
     if timing.interval_ms is not None:
         return at + timing.interval_ms
     return next(occurrences(timing, at), None)
@@ -108,11 +108,11 @@ def occurrences(timing: Timing, after: int) -> Iterator[int]:
 
 
 def due_between(timing: Timing, first: int, until: int, *, limit: int) -> Run:
-    """Count the due times from `first`, which is one, to `until`, at most `limit` of them."""
+    """Count the due times from `first`, a due time, to `until`, at most `limit` of them."""
     if until < first or limit < 1:
         return Run(0, first, first)
     if timing.mode is Mode.DELAY:
-        # What follows is known only when the run that begins now has ended.
+        # The next due time is known only when the run that begins now has ended.
         return Run(1, first, None)
     if timing.interval_ms is not None:
         count = min((until - first) // timing.interval_ms + 1, limit)
@@ -130,7 +130,7 @@ def due_between(timing: Timing, first: int, until: int, *, limit: int) -> Run:
 
 
 def explain(timing: Timing) -> str:
-    """Say in plain English when a schedule is due."""
+    """Describe in English when a schedule is due."""
     if timing.interval_ms is not None:
         said = _in_words(timing.interval_ms)
         if timing.mode is Mode.DELAY:
@@ -142,7 +142,7 @@ def explain(timing: Timing) -> str:
 
 
 def _text(value: object, what: str) -> str:
-    """Refuse what is no text, is empty or is too long to be meant."""
+    """Raise unless it is a text that is neither empty nor far too long."""
     if not isinstance(value, str):
         raise ConfigError(f"{what} is of type {type(value).__name__}: give a text")
     if not value.strip():
@@ -153,7 +153,7 @@ def _text(value: object, what: str) -> str:
 
 
 def _reads_as_duration(text: str) -> bool:
-    """Tell "10m", and what was meant so, from a cron expression."""
+    """Return whether a text is meant as a duration like "10m", not as a cron expression."""
     try:
         to_ms(text)
     except ConfigError:
@@ -168,7 +168,7 @@ def _interval_timing(when: object, tz: str, mode: str | None) -> Timing:
     if interval_ms < SHORTEST_MS:
         raise ConfigError(
             f"schedule interval is {describe(interval_ms)}: give at least {SHORTEST_MS}ms, "
-            "for schedules are looked at about that often"
+            "because schedules are checked about that often"
         )
     if interval_ms > LONGEST_MS:
         raise ConfigError(f"schedule interval is {describe(interval_ms)}: give at most 10 years")
@@ -181,7 +181,7 @@ def _cron_timing(text: str, tz: str, mode: str | None) -> Timing:
     if mode is not None:
         raise ConfigError(f"schedule {shown(text)} is a cron text, which takes no mode: leave mode= out")
     made = Timing(Mode.CRON, text, tz)
-    # From a fixed day on, so that the same text is always taken or always refused.
+    # From a fixed day, so that the same text is always accepted or always refused.
     if next_after(made, USUAL_AT) is None:
         refuse_impossible(text, tz)
     return made
@@ -199,7 +199,7 @@ def _rrule_timing(text: str, tz: str, mode: str | None) -> Timing:
 
 
 def _in_words(ms: int) -> str:
-    """Say "1 hour 30 minutes"."""
+    """Write "1 hour 30 minutes"."""
     names = {"d": "day", "h": "hour", "m": "minute", "s": "second", "ms": "millisecond"}
     said = []
     for part in describe(ms).split():
@@ -210,7 +210,7 @@ def _in_words(ms: int) -> str:
 
 @lru_cache(maxsize=256)
 def _almanac(timing: Timing) -> Almanac:
-    """Make the almanac of a schedule once, for reading its text costs more than a day of it."""
+    """Return the almanac of a schedule, cached because parsing its text costs more than a day of it."""
     if timing.mode is Mode.RRULE:
         return rules(timing.spec, timing.tz, timing.anchor_at)
     return Almanac([Cron(timing.spec, timing.tz)])

@@ -1,8 +1,8 @@
-"""Why a job is not running: the first gate that is shut, and the others that are, as sentences and as data.
+"""Why a job is not running: the first closed gate and the other closed ones, as sentences and as data.
 
-The gates in their order: it has ended; it runs; it waits for something outside, or for a person; it has expired; it is
-not due; its queue or its task is paused; nobody can run it; it must run alone; its place in an order; the cap and the
-rate of its lane. Where none is shut, it is its turn, or that of others first.
+The gates in their order: it has ended; it runs; it waits for an event or a person; it has expired; it is not due.
+Then: its queue or task is paused; no worker can run it; it must run alone. Then: its place in an order; the cap and the
+rate of its lane. If no gate is closed, the job is next, or others are first.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from duly.rules.rate import Rate
 
 
 class Holder(Struct, frozen=True):
-    """A job that runs in a lane, and the worker that has it."""
+    """A job that runs in a lane, and its worker."""
 
     id: str
     worker: str | None = None
 
 
 class Facts(Struct, frozen=True):
-    """All that bears on one job, read in one snapshot. The order is that of the columns of the section `why`."""
+    """All facts about one job, read in one snapshot, in the order of the columns of the section `why`."""
 
     id: str
     task: str
@@ -58,7 +58,7 @@ class Facts(Struct, frozen=True):
     cancel_requested_at: int | None = None
     lane: str | None = None
     seq: int | None = None
-    # What holds in its lane. Who set it, if not its code.
+    # The limits of its lane, and who set them, if not its code.
     cap: int | None = None
     cap_set_by: str | None = None
     cap_set_why: str | None = None
@@ -69,30 +69,30 @@ class Facts(Struct, frozen=True):
     # How many run in its lane, and the first few of them.
     running: int = 0
     holders: tuple[Holder, ...] = ()
-    # How many have begun that count against its rate, and when fewer do, if it is used up.
+    # How many starts count against its rate, and when that number falls, if it is used up.
     permits: int = 0
     permit_at: int | None = None
-    # Who stands first in the order of its lane, itself perhaps, and the dead one before it that blocks it.
+    # The first job in the order of its lane, perhaps this one, and the dead one before it that blocks it.
     head_id: str | None = None
     head_state: str | None = None
     head_due_at: int | None = None
     head_worker: str | None = None
     blocked_by: str | None = None
 
-    # Of its queue: how its priorities age, and what share retries may have.
+    # Of its queue: how its priorities age, and the share of retries.
     ageing_ms: int | None = None
     retry_share: float | None = None
 
 
 class Gate(Struct, frozen=True):
-    """A gate that is shut, and what that means."""
+    """A closed gate, and its meaning."""
 
     gate: str
     sentence: str
 
 
 class Why(Struct, frozen=True):
-    """The answer: which gate, what it means, what it was judged by, and which others are shut as well."""
+    """The answer: the gate, its meaning, the facts, and the other closed gates."""
 
     gate: str
     sentence: str
@@ -100,18 +100,18 @@ class Why(Struct, frozen=True):
     others: tuple[Gate, ...] = ()
 
     def __str__(self) -> str:
-        """Give the sentence."""
+        """Return the sentence."""
         return self.sentence
 
 
 def facts_of(row: Sequence[Any]) -> Facts:
-    """Read what the section `why` answers."""
+    """Read a row of the section `why`."""
     known = dict(zip(Facts.__struct_fields__, row, strict=True))
     return msgspec.convert({**known, "holders": msgspec.json.decode(known["holders"])}, Facts, strict=False)
 
 
 def explain(facts: Facts) -> Why:
-    """Name the first gate that is shut, and the others."""
+    """Return the first closed gate and the others."""
     first, *others = _shut(facts) or [_turn(facts)]
     return Why(first.gate, first.sentence, facts, tuple(others))
 
@@ -173,7 +173,7 @@ def _before_claim(facts: Facts) -> Iterator[Gate]:
     if facts.task_paused_at is not None:
         said = facts.task_paused_by, facts.task_paused_why, facts.task_paused_until
         yield Gate("paused", _paused(f"task {facts.task!r}", *said))
-    if facts.parked_version is None:  # what is parked has said so
+    if facts.parked_version is None:  # a parked job is covered above
         yield from _nobody(facts)
     if facts.suspect:
         yield Gate("suspect", "its last worker stopped beating while it ran, so it waits to run alone")
@@ -213,10 +213,10 @@ def _in_lane(facts: Facts) -> Iterator[Gate]:
 
 
 def _first_in_order(facts: Facts) -> str | None:
-    """Say who must end before it; None: nobody, or its lane keeps no order."""
+    """Return which job must end before it; None if there is no such job, or its lane keeps no order."""
     if facts.head_id is None or facts.head_state is None:
         return None
-    if facts.head_id == facts.id:  # beside it somebody may run who was enqueued when the lane kept no order
+    if facts.head_id == facts.id:  # a job that was enqueued when the lane kept no order may run beside it
         return f"{facts.holders[0].id} (running on {facts.holders[0].worker})" if facts.holders else None
     match State(facts.head_state):
         case State.RUNNING:
@@ -255,7 +255,7 @@ def _ageing(ageing_ms: int, queue: str) -> str:
 
 def _turn(facts: Facts) -> Gate:
     if facts.ageing_ms is not None and facts.lane is None:
-        # Who is ahead by that could be counted only by reading the whole queue.
+        # Counting the jobs ahead by that would read the whole queue.
         return Gate("turn", _ageing(facts.ageing_ms, facts.queue))
     where = f"queue {facts.queue!r}" if facts.lane is None else f"lane {facts.lane!r}"
     if facts.ahead == 0:
