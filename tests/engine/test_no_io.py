@@ -198,3 +198,17 @@ def test_what_is_not_used_is_not_imported() -> None:
         "import sys, duly; print(*sorted({'psycopg', 'asyncpg', 'django', 'sqlalchemy', 'httpx'} & set(sys.modules)))"
     )
     assert python(script, cwd=Path("/")) == "\n"
+
+
+def test_a_command_that_only_reads_imports_neither_the_worker_nor_what_other_commands_need(tmp_path: Path) -> None:
+    script = """
+        import sys
+        from duly import Duly
+        from duly.cli import main
+
+        Duly("jobs.db").migrate()
+        main(["jobs", "list", "--url", "jobs.db"], standalone_mode=False)
+        others = ("duly.worker", "duly.testing", "duly.bench", "duly.cli.demo", "duly.store.postgres", "getpass")
+        print([name for name in sys.modules if name.startswith(others)])
+    """
+    assert python(script, cwd=tmp_path).splitlines()[-1] == "[]"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, get_overloads
 
 import pytest
 
 from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx
+from duly.app.decorator import TaskDecorator
+from duly.app.define import OPTIONS
 from duly.errors import ConfigError
 from duly.model import State
 from duly.rules import backoff
@@ -573,6 +576,11 @@ def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant(pl
     )
     assert "the options are name, aliases, queue" in refusal(lambda: plain.task(colour=1)(handler))  # type: ignore[call-arg]
     assert plain.tasks == {}
+
+
+def test_the_options_that_are_typed_are_those_that_are_read() -> None:
+    _, *typed = inspect.signature(get_overloads(TaskDecorator.__call__)[-1]).parameters
+    assert tuple(typed) == OPTIONS
 
 
 def test_enqueue_many_of_what_is_no_call_says_how_to_write_it(plain: Duly) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias
 
 from duly.app.context import Ctx, SyncCtx
-from duly.app.definition import Definition, Kind, OrderingDead
+from duly.app.definition import Definition, Kind
 from duly.errors import ConfigError
 from duly.rules import backoff as backoffs
 from duly.rules import keys, signature
@@ -23,31 +23,12 @@ Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Call
 Isolation: TypeAlias = Literal["thread", "process"]
 
 
-class TaskOptions(TypedDict, total=False):
-    """The options of `@app.task`."""
-
-    name: str | None
-    aliases: Iterable[str]
-    queue: str
-    priority: int
-    max_attempts: int | None
-    backoff: backoffs.Backoff | Sequence[Duration] | None
-    retry_on: Errors | None
-    give_up_on: Errors | None
-    timeout: Duration | None
-    lease: Duration | None
-    stall_after: Duration | None
-    key: keys.Key | None
-    keep: Duration | None
-    result_ttl: Duration | None
-    isolation: Isolation | None
-    cap: int | None
-    cap_key: keys.Key | None
-    rate: str | None
-    ordering_key: keys.Key | None
-    ordering_dead: OrderingDead | None
-    schema_version: int
-    on_dead: Any
+# The options of `@app.task`, in the order of its signature.
+OPTIONS = (
+    "name", "aliases", "queue", "priority", "max_attempts", "backoff", "retry_on", "give_up_on", "timeout", "lease",
+    "stall_after", "key", "keep", "result_ttl", "isolation", "cap", "cap_key", "rate", "ordering_key", "ordering_dead",
+    "schema_version", "on_dead",
+)  # fmt: skip
 
 
 def define(handler: Callable[..., Any], options: Mapping[str, Any]) -> Definition:
@@ -78,11 +59,10 @@ def define(handler: Callable[..., Any], options: Mapping[str, Any]) -> Definitio
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    known = TaskOptions.__annotations__
     for name in options:
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            meant = f": did you mean {close[0]}=?" if close else f": the options are {', '.join(known)}"
+        if name not in OPTIONS:
+            close = get_close_matches(name, OPTIONS, 1)
+            meant = f": did you mean {close[0]}=?" if close else f": the options are {', '.join(OPTIONS)}"
             raise ConfigError(f"a task has no option {name}={meant}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -28,6 +27,8 @@ def checked(filters: Mapping[str, Any], known: type) -> dict[str, Any]:
 
 def user() -> str:
     """Return the name of the user who runs this process, for the audit log."""
+    import getpass  # few calls need it, and it loads a library
+
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # a container may have no user name; Windows lacks the module

@@ -36,9 +36,9 @@ LOOK_SECONDS = 0.005
 def inline(app: App) -> Iterator[App]:
     """Make every enqueue run its job, and the jobs that it enqueues, before it returns.
 
-    The enqueue raises the error of a handler's first attempt. Some jobs do not run inline: delayed ones; those on your
-    own connection (`conn=`), which are not committed; those in a queue of no task of the app. `drain` runs them when
-    they are due, the last if you name the queue.
+    The enqueue raises the error of a handler's first attempt. Delayed jobs do not run inline, nor do jobs on your own
+    connection (`conn=`), nor jobs in a queue of no task of the app. `drain` runs them when they are due and committed,
+    and those of another queue if you name it.
     """
     before = app.tasks.enqueuing
     if isinstance(before, _Inline):
