@@ -289,7 +289,7 @@ def test_closed_streams_do_not_matter_where_nothing_is_said_or_asked(tmp_path):
 @pytest.mark.parametrize("words", [["jobs", "list"], ["worker", "tasks:app"], ["dev", "tasks.py"], ["migrate"]])
 def test_a_folder_that_is_gone_is_told_in_a_line(tmp_path, words):
     told = in_shell(tmp_path, 'mkdir gone; cd gone; rmdir ../gone; "$0" "$@"', *words)
-    assert (told.returncode, told.stderr) == (1, "duly: the folder you are in is gone: cd into another one\n")
+    assert (told.returncode, told.stderr) == (1, "duly: the current folder was deleted: cd to another one\n")
 
 
 def in_shell(folder: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -24,38 +24,38 @@ from duly.rules import settings
 COMMANDS = {
     "backup": "Copy a SQLite database while it is in use.",
     "batches": "List, show, watch and cancel batches.",
-    "bench": "Measure duly beside the least that your database can do.",
-    "check": "Say whether the workers on this machine are alive, for probes.",
-    "dead": "Look at dead letters, run them again, settle them.",
-    "demo": "See jobs run, fail, retry, die and be rescued, on a database of its own.",
+    "bench": "Measure duly, and the plain database for comparison.",
+    "check": "Check whether the workers on this machine are alive, for probes.",
+    "dead": "List dead letters, run them again, settle them.",
+    "demo": "Show jobs that run, fail, retry, die and are rescued, on a database of its own.",
     "dev": "Run the jobs of an app while you write it: reloads when a file changes.",
-    "doctor": "Examine the database, the workers and the tasks, and say what to do.",
+    "doctor": "Check the database, the workers and the tasks, and print what to do.",
     "enqueue": "Enqueue a job.",
     "jobs": "List, show, cancel and retry jobs.",
     "migrate": "Create or update duly's tables.",
-    "prune": "Remove what has had its time, now instead of bit by bit.",
+    "prune": "Remove expired rows now, instead of in chunks.",
     "queues": "List, pause and resume queues.",
-    "restore": "Bring a backup back, held if you like.",
+    "restore": "Restore a backup, optionally on hold.",
     "schedules": "List, preview, pause, resume, trigger, backfill and delete schedules.",
     "stats": "Count jobs by queue and state, and dead ones by reason.",
-    "tick": "Do one bounded pass over the queue and end, for cron and timers.",
+    "tick": "Do one bounded pass over the queue and exit, for cron and timers.",
     "top": "Watch queues and workers live.",
-    "why": "Say why a job is not running.",
+    "why": "Explain why a job is not running.",
     "worker": "Run the jobs of an app.",
-    "workers": "List the workers that have been heard of.",
+    "workers": "List the workers.",
 }
 
 
-# What writing to a stream fails with: there is no room, or nobody to read it.
+# Errors of a stream that cannot be written: the disk is full, or the reader has closed it.
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE})
 INTERRUPTED = 130
 
 
 class Named(click.Group):
-    """Commands by name; a misspelt one is answered with the one that was meant."""
+    """A group that suggests the right name for a misspelt command."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find a command, or say which one was meant."""
+        """Find a command, or suggest the most similar name."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -66,14 +66,14 @@ class Named(click.Group):
 
 
 class Commands(Named):
-    """All commands; mistakes are answered in a line, never with a traceback."""
+    """All commands. A mistake is answered with one line, never with a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the commands without importing them."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the one command that was asked for."""
+        """Import this command, and no other."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"duly.cli.{cmd_name}").command
@@ -87,7 +87,7 @@ class Commands(Named):
             formatter.write_dl(sorted(COMMANDS.items()))
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run a command to the end of its output; a stream or a folder that is gone becomes a message."""
+        """Run a command and flush its output; a stream that cannot be written or a deleted folder becomes a message."""
         _open_streams()
         try:
             try:
@@ -99,12 +99,12 @@ class Commands(Named):
             sys.exit(1)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Read the flags that stand before a command."""
+        """Read the flags before the command."""
         with _shortly():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; what duly itself raises becomes a message and an exit code."""
+        """Run a command; an error of duly becomes a message and an exit code."""
         try:
             with _shortly():
                 return super().invoke(ctx)
@@ -119,7 +119,7 @@ class Commands(Named):
 
 
 class Misuse(click.ClickException):
-    """A command that cannot be meant so: what is wrong with it, and where to read how it is meant."""
+    """A usage error: the mistake, and the command that prints the help."""
 
     exit_code = 2
 
@@ -128,7 +128,7 @@ class Misuse(click.ClickException):
         self._command = None if error.ctx is None else error.ctx.command_path
 
     def show(self, file: Any = None) -> None:
-        """Say it in two lines; how to use the command would take more, and is what --help is for."""
+        """Print two lines; --help prints the usage."""
         click.echo(f"duly: {self.format_message()}", file=file, err=True)
         if self._command is not None:
             click.echo(f"Try '{self._command} --help'", file=file, err=True)
@@ -136,10 +136,10 @@ class Misuse(click.ClickException):
 
 @contextmanager
 def _shortly() -> Iterator[None]:
-    """Tell what click refuses as shortly as what we refuse ourselves."""
+    """Print errors of click in the short form of our own errors."""
     try:
         yield
-    except NoArgsIsHelpError:  # who asks for nothing wants to know what there is
+    except NoArgsIsHelpError:  # a call without arguments prints the help
         raise
     except click.UsageError as error:
         if isinstance(error, click.BadParameter):
@@ -148,7 +148,7 @@ def _shortly() -> Iterator[None]:
 
 
 def _open_streams() -> None:
-    """Open anew what the caller has closed: to write to stdout fails then, to write to stderr is in vain."""
+    """Open streams that the caller has closed: writes to stdout fail, writes to stderr are lost."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stdout is None:
@@ -156,25 +156,25 @@ def _open_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # a stream of a test's own
+        with suppress(AttributeError):  # a test has replaced the stream
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 def _trouble(error: OSError) -> str:
-    """Say which stream or folder is gone; anything else is no person's mistake, and keeps its traceback."""
+    """Name the stream that cannot be written or the deleted folder; any other error keeps its traceback."""
     if error.filename is None and error.errno in UNWRITABLE:
         with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it is tried once more at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes it again at exit
         return f"stdout cannot be written ({error.strerror})"
     try:
         os.getcwd()
     except FileNotFoundError:
-        return "the folder you are in is gone: cd into another one"
+        return "the current folder was deleted: cd to another one"
     raise error
 
 
 def _name_source(error: click.BadParameter) -> None:
-    """Blame the variable that a wrong value came from, and not the flag that nobody gave."""
+    """Name the environment variable of a wrong value instead of the flag."""
     option = error.param
     if error.ctx is None or not isinstance(option, click.Option) or option.name is None:
         return
@@ -183,7 +183,7 @@ def _name_source(error: click.BadParameter) -> None:
 
 
 def _name_variables(command: click.Command, prefix: str) -> None:
-    """Give every flag a variable: `duly jobs list --state` is `$DULY_JOBS_LIST_STATE` unless it has one already."""
+    """Give every flag a variable: `duly jobs list --state` has `$DULY_JOBS_LIST_STATE`, unless it names another."""
     for option in command.params:
         if isinstance(option, click.Option) and option.envvar is None:
             flag = max(option.opts, key=len).lstrip("-").replace("-", "_")

@@ -1,4 +1,4 @@
-"""The tasks of `duly demo`: an app as anybody would write it."""
+"""The tasks of `duly demo`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from duly import Ctx, Duly, SyncCtx
 from duly.rules import backoff
 
-# Two seconds, so that nobody has to wait long for the rescue; the default is 30.
+# A short lease, so that the rescue comes soon; the default is 30 s.
 app = Duly(os.environ.get("DULY_DEMO_DB", "demo.db"), lease="2s")
 
 
 @app.task
-async def send_mail(to: str) -> str:
-    """Take a tenth of a second, and succeed."""
+async def send_mail(n: int) -> str:
+    """Succeed after a tenth of a second."""
     await asyncio.sleep(0.1)
-    return f"sent to {to}"
+    return f"sent to {n}@example.com"
 
 
 @app.task
@@ -42,12 +42,12 @@ def poison(n: int) -> None:
 
 @app.task
 def later(n: int) -> int:
-    """Succeed; it is only due in a while."""
+    """Succeed; it is due later."""
     return n
 
 
 @app.task
-def slow_report(ctx: SyncCtx) -> str:
+def slow_report(ctx: SyncCtx, n: int) -> str:
     """Take longer than a lease."""
     for part in range(1, 11):
         ctx.progress(10 * (part - 1), f"part {part} of 10")
@@ -57,4 +57,4 @@ def slow_report(ctx: SyncCtx) -> str:
 
 @app.task
 async def tick(n: int) -> None:
-    """Do nothing, to see how fast that is."""
+    """Do nothing."""
