@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from duly.app.database import Database
-from duly.app.definition import Definition
+from duly.app.enqueue import Request
 from duly.app.lease import current
 from duly.errors import BadArguments, ConfigError, JobCancelled, JobDead, JobError, JobNotFound, ResultExpired
 from duly.model import Enqueued, JobRecord, State
@@ -18,21 +17,12 @@ from duly.store import ops
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Origin(NamedTuple):
-    """The part that all jobs of one enqueue share. `staged`: they were added in the caller's transaction."""
-
-    database: Database
-    definition: Definition
-    keep_ms: int
-    staged: bool
-
-
 class Job(Generic[R_co]):
     """A job that was enqueued, or that was found because it has the same key."""
 
     __slots__ = ("_behind", "_by", "_enqueued")
 
-    def __init__(self, by: Origin, enqueued: Enqueued) -> None:
+    def __init__(self, by: Request, enqueued: Enqueued) -> None:
         self._by = by
         self._enqueued = enqueued
         self._behind = enqueued.behind
@@ -79,7 +69,7 @@ class Job(Generic[R_co]):
                 f"{self!r}: cannot wait for a job inside a handler, because this can deadlock. "
                 "Let the other job enqueue what follows"
             )
-        if self._by.keep_ms == 0 and not self._enqueued.succeeded:
+        if self._by.terms.keep_ms == 0 and not self._enqueued.succeeded:
             raise ConfigError(f"{self!r}: its task has keep=0, so success leaves no result to wait for")
 
     def _judge(self, job: JobRecord | None) -> tuple[bool, Any]:
@@ -105,7 +95,7 @@ class Job(Generic[R_co]):
         known = self._enqueued
         if known.succeeded and not known.result_dropped:
             return None if known.result is None else codec.decode(known.result, self._by.definition.result_type)
-        if self._by.staged and not known.succeeded:
+        if self._by.is_staged and not known.succeeded:
             raise JobNotFound(
                 f"{self!r} is not there yet: it was enqueued on your own connection; commit first", self.id
             )

@@ -12,11 +12,11 @@ import msgspec
 from duly.app.database import Database
 from duly.app.definition import Definition
 from duly.app.enqueue import CHUNK, Adds, Chunk, Enqueuing, Request, filled_here
-from duly.app.job import Job, Origin
+from duly.app.job import Job
 from duly.app.lease import current, heed
 from duly.app.using import Using, refuse_keyless
 from duly.errors import ConfigError
-from duly.model import Enqueued, Envelope, NewJob, Terms
+from duly.model import Envelope, NewJob, Terms
 from duly.rules import codec, envelope, keys
 from duly.rules.durations import Duration
 from duly.rules.rate import lane_of
@@ -84,12 +84,12 @@ class Task(Generic[P, C, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Add a job. Returns when it is durable, or part of your transaction with `using(conn=…)`."""
         job, request = self._new_job(args, kwargs), self._request()
-        return Job(_origin(request), self._tasks.enqueuing.one(request, job))
+        return Job(request, self._tasks.enqueuing.one(request, job))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Add a job, from a coroutine."""
         job, request = self._new_job(args, kwargs), self._request()
-        return Job(_origin(request), await self._tasks.enqueuing.aone(request, job))
+        return Job(request, await self._tasks.enqueuing.aone(request, job))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Check the arguments of one job, to be enqueued with others by `enqueue_many`."""
@@ -101,12 +101,12 @@ class Task(Generic[P, C, R]):
         Raises KeyConflict for a key that is taken, after all other jobs were enqueued.
         """
         request = self._request()
-        return _handles(request, self._tasks.enqueuing.many(request, self._chunks(calls)))
+        return [Job(request, answer) for answer in self._tasks.enqueuing.many(request, self._chunks(calls))]
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Add many jobs, a thousand in one commit, from a coroutine."""
         request = self._request()
-        return _handles(request, await self._tasks.enqueuing.amany(request, self._chunks(calls)))
+        return [Job(request, answer) for answer in await self._tasks.enqueuing.amany(request, self._chunks(calls))]
 
     def using(
         self,
@@ -280,15 +280,6 @@ class Task(Generic[P, C, R]):
 
 _PLAIN = Envelope()
 _NO_KWARGS: Mapping[str, Any] = {}  # shared by all calls without keyword arguments, which are most
-
-
-def _origin(request: Request) -> Origin:
-    return Origin(request.database, request.definition, request.terms.keep_ms, request.is_staged)
-
-
-def _handles(request: Request, answers: Sequence[Enqueued]) -> list[Job[Any]]:
-    origin = _origin(request)
-    return [Job(origin, answer) for answer in answers]
 
 
 def _first(value: int | None, default: int) -> int:
