@@ -39,158 +39,158 @@ SETTINGS = {
     "schema": "PostgreSQL: the schema of the tables",
     "prepared": "PostgreSQL: prepare statements; false behind PgBouncer in transaction mode",
     "durability": "SQLite's `synchronous`: `full`, or `normal`, which may lose the last commits in a power cut",
-    "max_attempts": "how often a job runs at most, where its task says nothing",
-    "max_payload": "how many bytes of JSON the arguments of a job may be",
-    "lease": "how long a dead worker's job stays with it, where its task says nothing; a beat is a third of it",
-    "keep": "how long a finished job is kept, where its task says nothing; dead ones are kept for ever",
-    "result_ttl": "how long a result is kept, where its task says nothing",
-    "key_ttl": "how long the key of a job that succeeded is remembered, with its result",
-    "poll": "how often an idle worker looks by itself, whether or not it was woken",
-    "busy_timeout": "SQLite: how long a locked file is waited for",
-    "connect_timeout": "PostgreSQL: how long a server is waited for",
-    "grace": "how long running handlers may go on when their worker is to stop",
+    "max_attempts": "how often a job runs at most, unless its task has its own limit",
+    "max_payload": "the maximum size of a job's arguments, in bytes of JSON",
+    "lease": "how long a job stays with a dead worker, unless its task has its own lease; a heartbeat is a third of it",
+    "keep": "how long an ended job is kept, unless its task has its own time; dead jobs are kept forever",
+    "result_ttl": "how long a result is kept, unless its task has its own time",
+    "key_ttl": "how long the key of a job that succeeded is kept, with its result",
+    "poll": "how often an idle worker polls, whether or not it was woken up",
+    "busy_timeout": "SQLite: how long to wait for a locked file",
+    "connect_timeout": "PostgreSQL: how long to wait for a server",
+    "grace": "how long running handlers may continue when their worker stops",
 }
 
 LOGGED = {
-    "dev.sync_call": "`duly dev`: a sync call inside a running event loop, which stands still meanwhile",
+    "dev.sync_call": "`duly dev`: a sync call inside a running event loop, which blocks the loop",
     "job.cancelled": "the job ended as cancelled",
-    "job.crashed": "the process of its own in which the job ran has died",
-    "job.dead": "the job is out of attempts, or not to be retried",
-    "job.ended_late": "a handler that had been given up on has ended; its result does not count",
-    "job.failed": "the attempt failed, and there will be another (`retry_in_ms`)",
-    "job.lease_lost": "another worker owns the job; the handler is told",
-    "job.lost": "the attempt has ended, but another worker owns the job by now; nothing was written",
-    "job.not_judged": "it could not be judged how the attempt ended, say because a backoff of your own raised",
-    "job.not_recorded": "the database refuses to record how the attempt ended; the job is rescued after its lease",
-    "job.partial": "some of it was delivered, and nothing is left to try",
-    "job.raised_after_commit": "the handler raised after `ctx.commit`; the job has succeeded all the same",
-    "job.released": "the job was given back without counting the attempt",
-    "job.rescued": "the lease of a dead worker's job was taken; the job runs again",
-    "job.snoozed": "the handler asked to be called again later",
+    "job.crashed": "the child process in which the job ran died",
+    "job.dead": "the job has no attempts left, or must not be retried",
+    "job.ended_late": "a handler ended after it was abandoned; its result does not count",
+    "job.failed": "the attempt failed, and will be retried (`retry_in_ms`)",
+    "job.lease_lost": "another worker owns the job; the handler is asked to stop",
+    "job.lost": "the attempt ended, but another worker owns the job; nothing was written",
+    "job.not_judged": "the outcome could not be decided, for example because your own backoff raised",
+    "job.not_recorded": "the database refuses to record the outcome; the job is rescued when its lease expires",
+    "job.partial": "some channels were delivered, and none is left to try",
+    "job.raised_after_commit": "the handler raised after `ctx.commit`; the job has succeeded anyway",
+    "job.released": "the worker returned the job; the attempt does not count",
+    "job.rescued": "the lease of a dead worker expired; the job runs again",
+    "job.snoozed": "the handler asked to run again later",
     "job.stalled": "the handler has not called `ctx.heartbeat()` for longer than `stall_after`",
-    "job.stuck": "a thread does not end after its timeout; its slot stays taken",
+    "job.stuck": "a thread does not end after its timeout; its slot stays in use",
     "job.succeeded": "the attempt succeeded",
-    "job.waiting": "the job waits for something that is not a time",
-    "handler.left_pending": "a handler has ended, and tasks that it started still run (`pending` names them)",
-    "handler.unforeseen": "something around a handler failed that should not; the attempt counts as failed",
+    "job.waiting": "the job waits for something other than a time",
+    "handler.left_pending": "a handler ended, and tasks that it started still run (`pending` names them)",
+    "handler.unforeseen": "the code around a handler failed unexpectedly; the attempt counts as failed",
     "listener.failed": "a listener of `app.events` raised",
-    "postgres.listen_lost": "the connection for wake-ups is gone; until it is back, workers look every second",
-    "schedule.fired": "a due time of a schedule has become a job",
+    "postgres.listen_lost": "the connection for wake-ups closed; workers poll every second until it is back",
+    "schedule.fired": "a due time of a schedule became a job",
     "schedule.skipped": "due times of a schedule were not fired (`count`, `reason`)",
-    "schedule.unreadable": "a schedule cannot be fired here, say for want of its time zone; other workers may",
-    "schedules.abandoned": "schedules stand in no living worker's code any more; they are paused",
-    "schedules.changed": "the worker found schedules in its code that have changed",
+    "schedule.unreadable": "a schedule cannot be fired here, for example without its time zone; others may",
+    "schedules.abandoned": "no living worker has these schedules in its code; they are paused",
+    "schedules.changed": "the worker found changed schedules in its code",
     "schedules.created": "the worker found new schedules in its code",
     "schedules.restored": "schedules are defined in code again and continue",
-    "sqlite.checkpoint_busy": "a checkpoint found a reader in its way; the write-ahead log grows until the next one",
-    "sqlite.checkpoint_failed": "a checkpoint failed; it is tried again",
-    "supervisor.cannot_start": "no process can be started just now; it is tried again",
+    "sqlite.checkpoint_busy": "a reader blocked a checkpoint; the write-ahead log grows until the next one",
+    "sqlite.checkpoint_failed": "a checkpoint failed, and is retried",
+    "supervisor.cannot_start": "no process can be started at the moment; this is retried",
     "supervisor.started_worker": "a worker process was started",
     "supervisor.stopped": "all worker processes have ended",
-    "supervisor.stopping": "the supervisor was told to stop, and tells its workers",
-    "supervisor.worker_died": "a worker process ended by itself; it is started again",
-    "suspects.failed": "suspects could not be looked for; it is tried again",
+    "supervisor.stopping": "the supervisor stops its workers",
+    "supervisor.worker_died": "a worker process ended unexpectedly, and is started again",
+    "suspects.failed": "the search for suspects failed, and is retried",
     "suspects.no_process": "no process can be started for a suspect; it waits",
-    "upkeep.failed": "rescuing, promoting or pruning failed; it is tried again",
+    "upkeep.failed": "rescuing, promoting or pruning failed, and is retried",
     "watch.callback_failed": "a wake-up arrived after its worker had stopped",
-    "worker.about": "what runs here and on what (`--log-json`)",
-    "worker.beat_failed": "leases could not be extended; it is tried again at once",
+    "worker.about": "what runs here and on which database (`--log-json`)",
+    "worker.beat_failed": "leases could not be extended; this is retried at once",
     "worker.connecting": "the first connection takes longer than a second",
-    "worker.disconnected": "the database is away",
-    "worker.found_database": "the database is there, after having been away at the start",
-    "worker.loop_blocked": "the event loop has not answered for long: a handler blocks it",
-    "worker.other_sqlite": "the app has imported another SQLite library; two on one file drop each other's locks",
+    "worker.disconnected": "the database is unavailable",
+    "worker.found_database": "the database, unavailable at the start, is available",
+    "worker.loop_blocked": "a handler has blocked the event loop for long",
+    "worker.other_sqlite": "the app has imported another SQLite library; two on one file release each other's locks",
     "worker.no_tasks": "the app has no tasks, so there is nothing to run",
     "worker.liveness_failed": "cannot write the liveness file that `duly check --worker` reads",
-    "worker.reconnected": "the database is back",
-    "worker.restarting": "half of the threads are stuck; the process begins anew",
-    "worker.started": "the worker works",
+    "worker.reconnected": "the database is available again",
+    "worker.restarting": "half of the threads are stuck; the process restarts",
+    "worker.started": "the worker has started",
     "worker.stopped": "the worker has ended",
-    "worker.stopping": "the worker claims no more, and lets handlers end",
-    "worker.summary": "how many jobs ended how in the last minute",
+    "worker.stopping": "the worker claims no more jobs, and lets handlers end",
+    "worker.summary": "how many jobs ended in the last minute, by outcome",
     "worker.unknown_queue": "no task of the app has this queue of `--queues`",
-    "worker.waiting_for_database": "the database is away at the start; it is waited for",
+    "worker.waiting_for_database": "the database is unavailable at the start; the worker waits",
 }
 
 RECORDED = {
-    "database.held": "a database restored from a backup was held: nothing runs before it is resumed",
-    "job.cancel_requested": "somebody asked a running job to stop",
-    "job.cancelled": "somebody cancelled a job, or it expired",
+    "database.held": "a database restored from a backup was held: nothing runs until it is resumed",
+    "job.cancel_requested": "a user asked a running job to stop",
+    "job.cancelled": "a user cancelled a job, or it expired",
     "job.dead": "a job died",
     "job.partial": "a job ended partial",
-    "job.purged": "somebody deleted a dead job",
-    "job.replayed": "somebody ran a dead job again",
-    "job.resolved": "somebody settled a dead job for good",
-    "job.retried": "somebody made a job due now",
-    "queue.limited": "somebody changed what a queue was told; `data` has its limits before and after",
-    "queue.paused": "somebody paused a queue",
-    "queue.resumed": "somebody resumed a queue",
-    "schedule.backfilled": "somebody had due times of the past fired (`count`)",
-    "schedule.deleted": "somebody deleted a schedule",
+    "job.purged": "a user deleted a dead job",
+    "job.replayed": "a user replayed a dead job",
+    "job.resolved": "a user resolved a dead job",
+    "job.retried": "a user made a job due now",
+    "queue.limited": "a user changed the limits of a queue; `data` has them before and after",
+    "queue.paused": "a user paused a queue",
+    "queue.resumed": "a user resumed a queue",
+    "schedule.backfilled": "a user fired due times of the past (`count`)",
+    "schedule.deleted": "a user deleted a schedule",
     "schedule.missed": "due times of a schedule were not fired in time (`count`, `since`, `until`)",
-    "schedule.paused": "somebody paused a schedule, or duly did: too many dead runs, or no code has it any more",
-    "schedule.resumed": "somebody resumed a schedule",
-    "schedule.triggered": "somebody ran a schedule at once",
-    "task.paused": "somebody paused a task",
-    "task.resumed": "somebody resumed a task",
+    "schedule.paused": "a user paused a schedule, or duly did: too many dead runs, or no code has it any more",
+    "schedule.resumed": "a user resumed a schedule",
+    "schedule.triggered": "a user ran a schedule at once",
+    "task.paused": "a user paused a task",
+    "task.resumed": "a user resumed a task",
 }
 
 TABLES = {
-    "duly_meta": "the number of the schema, and the oldest code that can work with it",
+    "duly_meta": "the version of the schema, and the oldest code that can use it",
     "duly_job": "live jobs: scheduled, ready, running, waiting",
     "duly_done": "ended jobs: succeeded, partial, dead, cancelled",
     "duly_key": "idempotency by (task, key)",
     "duly_attempt": "attempts that did not succeed",
-    "duly_step": "what a job has done",
+    "duly_step": "the steps of jobs",
     "duly_batch": "counters and callbacks of batches",
-    "duly_lane": "The lanes that were used lately: what counts against a rate, and the last place that was handed out.",
-    "duly_schedule": "what recurs",
-    "duly_fire": "what schedules have fired",
-    "duly_queue": "what is paused and what was limited, one row a queue or task",
-    "duly_worker": "who is alive and what it knows",
-    "duly_event": "who did what and why",
+    "duly_lane": "the lanes used recently: the starts that count against a rate, and the last position",
+    "duly_schedule": "schedules",
+    "duly_fire": "the due times that schedules fired or skipped",
+    "duly_queue": "pauses and limits, one row for each queue or task",
+    "duly_worker": "workers, with their tasks and whether they are alive",
+    "duly_event": "the audit log: who did what and why",
     "duly_jobs": "live and finished jobs together",
-    "duly_dead": "dead jobs that nobody has replayed or resolved",
+    "duly_dead": "dead jobs that were neither replayed nor resolved",
     "duly_attempts": "attempts that did not succeed",
-    "duly_batches": "batches and how far they are",
-    "duly_events": "who did what and why",
-    "duly_fires": "what schedules have fired",
-    "duly_schedules": "what recurs, and when it is due next",
-    "duly_why": "the gate before which each live job stands, as `duly why` names it, and a word about it",
+    "duly_batches": "batches and their progress",
+    "duly_events": "the audit log: who did what and why",
+    "duly_fires": "the due times that schedules fired or skipped",
+    "duly_schedules": "schedules, and when each is due next",
+    "duly_why": "why each live job is not running, as `duly why` reports it",
 }
 
 
 HOW_COMMANDS = """\
-`duly COMMAND --help` says the same. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such job, schedule or batch.
+`duly COMMAND --help` prints the same. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such job, schedule or batch.
 
-- Every option can be given as a variable: `DULY_`, the command, the option, as in `DULY_PRUNE_KEEP`.
+- Every option can be set by an environment variable: `DULY_`, the command, the option, as in `DULY_PRUNE_KEEP`.
 - Answers go to stdout, everything else to stderr. `--json` is for programs.
-- What changes many jobs at once asks first: `--dry-run` says what it would do, `--yes` does it without asking.
-- An id may be shortened to its first digits, as long as only one job or batch has them.
+- Commands that change many jobs ask first. `--dry-run` shows the changes, `--yes` makes them without a question.
+- An id may be shortened to its first digits if they are unique.
 - Completion in bash: `eval "$(_DULY_COMPLETE=bash_source duly)"`; `zsh_source` and `fish_source` for others."""
 HOW_SETTINGS = """\
-An argument of `Duly(…)` or an option wins over the variable, that over `duly.toml` in this folder, that over the
-default. Durations are `"250ms"`, `"30s"`, `"5m"`, `"1h30m"`, seconds or a `timedelta`. A name that is no setting is
-refused, and the one that was probably meant is named."""
+An argument of `Duly(…)` or an option wins over the environment variable, which wins over `duly.toml` in this folder,
+which wins over the default. Durations are `"250ms"`, `"30s"`, `"5m"`, `"1h30m"`, seconds or a `timedelta`. An unknown
+setting is an error that suggests the closest name."""
 MORE_SETTINGS = """\
-What a task says (`@app.task(lease="2m")`) wins over `max_attempts`, `lease`, `keep` and `result_ttl`.
+Options of a task (`@app.task(lease="2m")`) win over `max_attempts`, `lease`, `keep` and `result_ttl`.
 
-`$DULY_RUN_DIR` is the folder of the files that `duly check --worker` reads; without it, one of this user's own in
+`$DULY_RUN_DIR` is the folder of the files that `duly check --worker` reads. Its default is a folder of this user in
 the folder for temporary files."""
 HOW_ERRORS = """\
-Everything duly raises on purpose is a `duly.errors.DulyError`. A message says what happened, where, and what to do
-next. The codes are stable. On the command line a `ConfigError` ends with exit code 2, a `JobNotFound`,
+Every error that duly raises on purpose is a `duly.errors.DulyError`. Its message gives the problem, its place, and
+what to do next. The codes are stable. On the command line a `ConfigError` ends with exit code 2, a `JobNotFound`,
 `ScheduleNotFound` or `BatchNotFound` with 3, every other with 1."""
 HOW_LOGGED = """\
-The message of a log line is the event's name, the rest is in `extra`. Where a job is concerned: `job_id task queue
-attempt max_attempts correlation_id causation_id idempotency_key subject`, at the end of an attempt also `outcome
+The message of a log line is the name of the event, its fields are in `extra`. Events of a job have `job_id task queue
+attempt max_attempts correlation_id causation_id idempotency_key subject`; the end of an attempt adds `outcome
 error_class error reason retry_in_ms ran_ms`. Payloads are not logged. The loggers are `duly.worker`,
 `duly.supervisor` and `duly.store`.
 
-`@app.events.listen` hears every `job.…` event, and when the worker starts and stops."""
+Listeners of `@app.events.listen` get every `job.…` event, and the start and stop of the worker."""
 HOW_TABLES = """\
-On PostgreSQL they are in the schema `duly`, or in your own. Payloads, results and envelopes are JSON text. Times
-end in `_at` or `_until`, or are called `at`, and are whole milliseconds UTC."""
+On PostgreSQL they are in the schema `duly`, or in your own. Payloads, results and envelopes are JSON text. Moments
+end in `_at` or `_until`, or have the name `at`, and are whole milliseconds UTC."""
 
 
 def pages() -> dict[str, str]:
