@@ -121,7 +121,7 @@ def test_a_backup_has_the_rights_of_the_original(driver: SQLiteDriver, tmp_path:
     assert (tmp_path / "backup.db").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_backup_replaces_nothing_unless_told_to(driver: SQLiteDriver, tmp_path: Path) -> None:
+def test_a_backup_replaces_a_file_only_with_force(driver: SQLiteDriver, tmp_path: Path) -> None:
     (first,) = enqueue(driver)
     target = tmp_path / "backup.db"
     backup(driver.path, target)
@@ -145,7 +145,7 @@ def test_a_backup_never_replaces_the_database_itself_nor_one_in_use(driver: SQLi
     assert jobs_of(driver.path) == set(ids)
 
 
-def test_what_is_no_database_of_duly_is_not_backed_up(tmp_path: Path) -> None:
+def test_only_duly_databases_are_backed_up(tmp_path: Path) -> None:
     target = tmp_path / "backup.db"
     with pytest.raises(ConfigError, match="there is no database"):
         backup(tmp_path / "missing.db", target)
@@ -161,7 +161,7 @@ def test_what_is_no_database_of_duly_is_not_backed_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_backup_that_is_given_up_leaves_nothing(driver: SQLiteDriver, tmp_path: Path) -> None:
+def test_an_interrupted_backup_leaves_no_file(driver: SQLiteDriver, tmp_path: Path) -> None:
     enqueue(driver, 200)
 
     def give_up(done: int, total: int) -> None:
@@ -173,7 +173,7 @@ def test_a_backup_that_is_given_up_leaves_nothing(driver: SQLiteDriver, tmp_path
     assert leftovers(tmp_path) == []
 
 
-def test_what_comes_to_the_place_while_a_backup_is_made_is_not_replaced(driver: SQLiteDriver, tmp_path: Path) -> None:
+def test_a_file_created_at_the_target_during_a_backup_is_kept(driver: SQLiteDriver, tmp_path: Path) -> None:
     target = tmp_path / "backup.db"
     with pytest.raises(ConfigError, match="is there already"):
         backup(driver.path, target, progress=lambda *_: target.write_text("something dear"))
@@ -181,7 +181,7 @@ def test_what_comes_to_the_place_while_a_backup_is_made_is_not_replaced(driver: 
     assert leftovers(tmp_path) == []
 
 
-def test_where_there_are_no_hard_links_a_backup_is_made_too(
+def test_a_backup_works_without_hard_links(
     driver: SQLiteDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -208,7 +208,7 @@ def test_a_backup_is_written_to_where_a_link_leads(driver: SQLiteDriver, tmp_pat
         assert jobs_of(real) == {job_id}
 
 
-def test_what_is_no_regular_file_is_never_replaced(driver: SQLiteDriver, saved: Path, tmp_path: Path) -> None:
+def test_a_backup_never_replaces_a_special_file(driver: SQLiteDriver, saved: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     (tmp_path / "link").symlink_to(pipe)
@@ -246,7 +246,7 @@ backup(sys.argv[1], sys.argv[2])
 """
 
 
-def test_a_file_that_may_not_grow_is_told_of_by_its_name(driver: SQLiteDriver, tmp_path: Path) -> None:
+def test_a_backup_over_the_file_size_limit_names_the_file(driver: SQLiteDriver, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, str(driver.path), str(tmp_path / "new.db")]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert re.search(r"StoreUnavailable: backup: .*new\.db cannot be used \(disk I/O error\)", answer.stderr)
@@ -280,9 +280,7 @@ def test_two_backups_of_a_process_to_one_place_leave_each_others_drafts_alone(
     assert leftovers(tmp_path) == []
 
 
-def test_a_draft_that_somebody_removed_is_not_taken_for_an_empty_database(
-    driver: SQLiteDriver, saved: Path, tmp_path: Path
-) -> None:
+def test_a_removed_draft_is_not_treated_as_an_empty_database(driver: SQLiteDriver, saved: Path, tmp_path: Path) -> None:
     def remove(*_: object) -> None:
         for draft in tmp_path.glob(".new.db.*.draft"):
             draft.unlink()
@@ -319,9 +317,7 @@ def test_a_backup_is_restored_to_a_new_place_and_is_not_changed_by_it(saved: Pat
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_what_an_app_makes_at_the_place_meanwhile_is_restored_over_and_not_put_under_its_log(
-    saved: Path, tmp_path: Path
-) -> None:
+def test_a_file_created_at_the_target_during_a_restore_is_replaced_with_its_wal(saved: Path, tmp_path: Path) -> None:
     app = SQLiteDriver(tmp_path / "new.db")
     acknowledged: list[str] = []
     restore(saved, app.path, progress=lambda *_: acknowledged.extend([] if acknowledged else enqueue(app)))
@@ -333,7 +329,7 @@ def test_what_an_app_makes_at_the_place_meanwhile_is_restored_over_and_not_put_u
     assert leftovers(tmp_path) == []
 
 
-def test_what_an_app_makes_at_the_place_meanwhile_is_checked_like_what_was_there(saved: Path, tmp_path: Path) -> None:
+def test_a_file_created_at_the_target_during_a_restore_is_checked_first(saved: Path, tmp_path: Path) -> None:
     app = SQLiteDriver(tmp_path / "new.db")
 
     def begin(*_: object) -> None:
@@ -356,9 +352,7 @@ def test_a_read_only_backup_becomes_a_database_that_can_be_written(saved: Path, 
     assert (tmp_path / "new.db").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_restore_goes_to_where_a_link_leads_and_comes_from_where_one_leads(
-    driver: SQLiteDriver, tmp_path: Path
-) -> None:
+def test_a_restore_follows_symbolic_links_on_both_sides(driver: SQLiteDriver, tmp_path: Path) -> None:
     ids = enqueue(driver, 5)
     (tmp_path / "disk").mkdir()
     for ending in ("", "-wal"):
@@ -380,7 +374,7 @@ def test_the_workers_of_then_are_forgotten(driver: SQLiteDriver, tmp_path: Path,
     assert asked(tmp_path / "backup.db", "select id from duly_worker") == [("host-1-ab",)]
 
 
-def test_tables_that_the_backup_lacks_go_only_by_force(driver: SQLiteDriver, saved: Path) -> None:
+def test_tables_that_the_backup_lacks_are_dropped_only_with_force(driver: SQLiteDriver, saved: Path) -> None:
     assert check_restore(saved, driver.path) == ()
     for sql in ("table orders (x)", "table b (x)", "table c (x)", "view d as select 1"):
         asked(driver.path, f"create {sql}")
@@ -403,13 +397,13 @@ def test_a_place_where_no_draft_can_be_made_is_refused_before_it_is_tried(saved:
     assert leftovers(tmp_path) == []
 
 
-def test_tables_that_the_backup_has_too_hinder_nothing(driver: SQLiteDriver, tmp_path: Path) -> None:
+def test_tables_that_the_backup_also_has_need_no_force(driver: SQLiteDriver, tmp_path: Path) -> None:
     asked(driver.path, "create table orders (x)")
     backup(driver.path, tmp_path / "backup.db")
     restore(tmp_path / "backup.db", driver.path)
 
 
-def test_a_damaged_target_is_to_be_moved_away_with_what_belongs_to_it(saved: Path, tmp_path: Path) -> None:
+def test_a_damaged_target_must_be_moved_away_with_its_wal(saved: Path, tmp_path: Path) -> None:
     target = tmp_path / "bad.db"
     target.write_bytes(b"\xa5" * 8192)
     (tmp_path / "bad.db-shm").touch()
@@ -431,7 +425,7 @@ def test_a_target_with_pages_of_another_size_is_to_be_moved_away(saved: Path, tm
     assert jobs_of(target.path) == {job_id}
 
 
-def test_a_backup_of_an_older_schema_can_be_looked_at_and_is_brought_up_to_date(
+def test_a_backup_of_an_older_schema_can_be_read_and_is_migrated(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = migrate.newest("sqlite") + 1
@@ -462,7 +456,7 @@ def test_a_backup_on_a_read_only_place_can_be_restored(saved: Path, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_copy_of_a_whole_file_can_be_restored_too_and_nothing_appears_beside_it(
+def test_a_plain_copy_of_the_file_can_be_restored_and_leaves_no_other_files(
     driver: SQLiteDriver, tmp_path: Path
 ) -> None:
     ids = enqueue(driver, 100)
@@ -477,7 +471,7 @@ def test_a_copy_of_a_whole_file_can_be_restored_too_and_nothing_appears_beside_i
     assert jobs_of(tmp_path / "new.db") == set(ids)
 
 
-def test_a_copy_with_its_log_is_restored_with_what_is_in_the_log(driver: SQLiteDriver, tmp_path: Path) -> None:
+def test_a_copy_with_its_wal_is_restored_with_the_wals_commits(driver: SQLiteDriver, tmp_path: Path) -> None:
     ids = enqueue(driver, 5)
     for ending in ("", "-wal"):
         (tmp_path / f"copied.db{ending}").write_bytes(Path(f"{driver.path}{ending}").read_bytes())
@@ -485,14 +479,14 @@ def test_a_copy_with_its_log_is_restored_with_what_is_in_the_log(driver: SQLiteD
     assert jobs_of(tmp_path / "new.db") == set(ids)
 
 
-def test_without_a_hold_the_restored_jobs_are_what_they_were(saved: Path, tmp_path: Path) -> None:
+def test_without_a_hold_restored_jobs_keep_their_state(saved: Path, tmp_path: Path) -> None:
     restore(saved, tmp_path / "new.db")
     states = asked(tmp_path / "new.db", "select state from duly_job order by id")
     assert states == [("running",), ("ready",), ("scheduled",)]
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["a new place", "over a database"])
-def test_with_a_hold_nothing_runs_by_surprise(driver: SQLiteDriver, saved: Path, tmp_path: Path, there: bool) -> None:
+def test_with_a_hold_no_restored_job_runs(driver: SQLiteDriver, saved: Path, tmp_path: Path, there: bool) -> None:
     target = driver.path if there else tmp_path / "new.db"
     (running,) = driver.run(ops.recall(7))
     assert restore(saved, target, hold_by="ann") == HoldFigure(jobs=1, queues=2, schedules=0)
@@ -510,7 +504,7 @@ def test_with_a_hold_nothing_runs_by_surprise(driver: SQLiteDriver, saved: Path,
     assert asked(saved, "select state from duly_job where state = 'running'") == [("running",)]
 
 
-def test_who_has_the_database_open_sees_it_as_it_was_and_goes_on_working(driver: SQLiteDriver, saved: Path) -> None:
+def test_an_open_connection_sees_the_restored_data_and_keeps_working(driver: SQLiteDriver, saved: Path) -> None:
     inode = driver.path.stat().st_ino
     watching = sqlite3.connect(driver.path, isolation_level=None)
     assert watching.execute("select count(*) from duly_job").fetchone() == (3,)
@@ -527,7 +521,7 @@ def test_who_has_the_database_open_sees_it_as_it_was_and_goes_on_working(driver:
     assert is_whole(driver.path)
 
 
-def test_a_reader_in_the_middle_of_a_look_sees_the_old_to_its_end(driver: SQLiteDriver, saved: Path) -> None:
+def test_a_reader_in_a_transaction_sees_the_old_data_until_it_ends(driver: SQLiteDriver, saved: Path) -> None:
     enqueue(driver, 400)
     watching = sqlite3.connect(driver.path, isolation_level=None)
     watching.execute("begin")
@@ -554,7 +548,7 @@ def test_workers_that_stopped_beating_do_not_hinder_it(driver: SQLiteDriver, sav
     restore(saved, driver.path)
 
 
-def test_what_cannot_be_restored_is_refused_and_nothing_is_touched(
+def test_a_file_that_cannot_be_restored_is_refused_without_changes(
     driver: SQLiteDriver, saved: Path, tmp_path: Path
 ) -> None:
     enqueue(driver)
@@ -604,7 +598,7 @@ def test_a_log_without_its_database_is_not_believed(saved: Path, tmp_path: Path)
     assert not (tmp_path / "gone.db").exists()
 
 
-def test_a_target_that_stays_locked_is_told_of(
+def test_a_restore_to_a_locked_target_names_the_lock(
     driver: SQLiteDriver, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backups, "BUSY_SECONDS", 0.05)
@@ -688,7 +682,7 @@ def test_a_restore_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> N
         assert jobs_of(target) == wanted
 
 
-def test_a_restore_to_a_new_place_that_is_killed_leaves_nothing_there(driver: SQLiteDriver, tmp_path: Path) -> None:
+def test_a_killed_restore_to_a_new_path_leaves_no_file(driver: SQLiteDriver, tmp_path: Path) -> None:
     enqueue(driver, 300)
     backup(driver.path, tmp_path / "saved.db")
     target = tmp_path / "target.db"

@@ -69,7 +69,7 @@ def test_b01_a_batch_that_is_sealed_twice_was_sealed_the_first_time(store: Store
     assert store.snapshot() == before
 
 
-def test_b01_sealing_and_reading_a_batch_that_is_not_there_says_so(store: Store) -> None:
+def test_b01_sealing_or_reading_an_unknown_batch_raises(store: Store) -> None:
     for unknown in (new_id(), "no id at all"):
         assert store.seal(unknown) is False
         assert store.run(batches.get(unknown)) is None
@@ -78,7 +78,7 @@ def test_b01_sealing_and_reading_a_batch_that_is_not_there_says_so(store: Store)
 
 
 @pytest.mark.parametrize("last", ["seal", "end"])
-def test_b01_it_is_complete_only_when_sealed_and_nothing_is_open(store: Store, last: str) -> None:
+def test_b01_it_is_complete_only_when_sealed_and_all_jobs_ended(store: Store, last: str) -> None:
     batch = store.batch()
     store.add(batch, 2)
     first, second = store.claim(2)
@@ -99,7 +99,7 @@ def test_b01_the_name_is_a_label_that_any_number_of_batches_may_have(store: Stor
     assert counts(store, second) == (1, 0, 0, 0, 0)
 
 
-def test_b01_a_batch_is_found_again_under_its_key_as_it_was_made(store: Store) -> None:
+def test_b01_a_batch_is_found_by_its_key_unchanged(store: Store) -> None:
     batch = store.batch("first", key="k", ok_at=0.5)
     store.add_as(batch, places(batch, 0, 1), filling=0)
     other = batches.open_batch(new_id(), "second", key="k", now=store.now + 9)
@@ -112,7 +112,7 @@ def test_b01_a_batch_is_found_again_under_its_key_as_it_was_made(store: Store) -
 
 
 @pytest.mark.parametrize("end", ["live", "succeeded", "dead", "cancelled"])
-def test_b01_what_is_added_again_after_a_lost_answer_is_counted_once(store: Store, end: str) -> None:
+def test_b01_a_repeated_add_after_a_lost_answer_is_counted_once(store: Store, end: str) -> None:
     batch = store.batch()
     ids = [new_id(), new_id()]
     op = adding(batch, [NewJob(one, "1") for one in ids])
@@ -126,7 +126,7 @@ def test_b01_what_is_added_again_after_a_lost_answer_is_counted_once(store: Stor
     assert counts(store, batch)[0] == (2 if end == "live" else 1)
 
 
-def test_b01_what_was_added_before_the_batch_was_sealed_is_still_said_to_be_added(store: Store) -> None:
+def test_b01_a_repeated_add_of_an_added_job_succeeds_after_sealing(store: Store) -> None:
     """Its answer was lost, and meanwhile somebody else has sealed the batch."""
     batch = store.batch()
     op = adding(batch, [NewJob(new_id(), "1"), NewJob(new_id(), "2")])
@@ -154,7 +154,7 @@ def test_b01_with_a_key_each_place_is_filled_once_and_in_order(store: Store) -> 
     assert sorted(row[0] for row in store.query("select id from duly_job")) == places(batch, 0, 1, 2, 3, 4)
 
 
-def test_b01_with_a_key_what_has_ended_and_left_nothing_is_not_added_again(store: Store) -> None:
+def test_b01_with_a_key_an_ended_job_of_keep_0_is_not_added_again(store: Store) -> None:
     batch = store.batch(key="k")
     store.add_as(batch, places(batch, 0, 1, 2), filling=0, keep_ms=0)
     for job in store.claim(2):
@@ -175,7 +175,7 @@ def test_b01_the_places_of_two_batches_are_never_the_same(store: Store) -> None:
 
 @pytest.mark.parametrize("filling", [ANYWHERE, 0])
 @pytest.mark.parametrize("keyed", [False, True])
-def test_b01_a_sealed_batch_takes_nothing_and_leaves_no_key_behind(store: Store, filling: int, keyed: bool) -> None:
+def test_b01_a_sealed_batch_refuses_jobs_and_keeps_no_key(store: Store, filling: int, keyed: bool) -> None:
     batch = store.batch(key=None if filling == ANYWHERE else "k")
     store.enqueue_key("live", queue="other")
     store.seal(batch)
@@ -243,7 +243,7 @@ def test_b01_a_handler_that_lost_its_lease_adds_nothing(store: Store, filling: i
 # Progress
 
 
-def test_b02_progress_tells_pending_running_and_every_end(store: Store) -> None:
+def test_b02_progress_counts_pending_running_and_every_end(store: Store) -> None:
     batch, other = store.batch(), store.batch()
     store.add(batch, 8)
     store.add(other, 1)
@@ -259,7 +259,7 @@ def test_b02_progress_tells_pending_running_and_every_end(store: Store) -> None:
     assert (store.progress(other).pending, store.progress(other).running) == (0, 1)
 
 
-def test_b02_counters_are_exact_whatever_becomes_of_the_jobs(store: Store) -> None:
+def test_b02_counters_are_exact_for_every_end_of_a_job(store: Store) -> None:
     """Each of them takes another way; `open` falls by one for each end, and only then."""
     batch = store.batch()
     retried, snoozed, rescued, released = store.add(batch, 4)
@@ -365,7 +365,7 @@ def test_b02_a_replay_reopens_a_complete_batch_until_it_has_ended_again(store: S
     assert store.told() == told
 
 
-def test_b02_batches_are_listed_newest_first_by_name_key_and_what_is_still_to_come(store: Store) -> None:
+def test_b02_batches_are_listed_newest_first_by_name_key_and_pending(store: Store) -> None:
     made = [store.batch(f"n{n % 2}", key=f"k{n}" if n < 2 else None) for n in range(6)]
     store.add(made[4])
     store.seal(made[4])
@@ -421,7 +421,7 @@ def test_b02_the_view_for_people_shows_totals_and_times(store: Store) -> None:
     ],
 )
 @pytest.mark.parametrize("last", ["seal", "end"])
-def test_b03_a_batch_is_a_success_from_the_share_it_asks_for(
+def test_b03_a_batch_succeeds_from_the_share_of_ok_at(
     store: Store, ok_at: float, succeeded: int, total: int, success: bool, last: str
 ) -> None:
     batch = store.batch(ok_at=ok_at)
@@ -482,7 +482,7 @@ def test_b03_a_callback_is_a_job_with_the_terms_and_the_words_it_was_given(store
     assert store.told() == []
 
 
-def test_b03_a_batch_without_callbacks_calls_nobody(store: Store) -> None:
+def test_b03_a_batch_without_callbacks_enqueues_none(store: Store) -> None:
     batch = store.run(batches.open_batch(new_id(), "b", now=store.now)).id
     store.add(batch, 2)
     first, second = store.claim(2)
@@ -637,7 +637,7 @@ def test_b04_jobs_are_added_while_others_run_and_have_ended_until_it_is_sealed(s
     assert store.told() == WENT_WELL
 
 
-def test_b04_the_rest_of_a_batch_is_what_has_not_ended_and_was_not_asked_to(store: Store) -> None:
+def test_b04_the_rest_of_a_batch_has_neither_ended_nor_been_cancelled(store: Store) -> None:
     batch, other = store.batch(), store.batch()
     ids = store.add(batch, 4)
     store.add(other)
@@ -649,7 +649,7 @@ def test_b04_the_rest_of_a_batch_is_what_has_not_ended_and_was_not_asked_to(stor
     assert store.run(batches.rest(new_id())) == []
 
 
-def test_b05_claims_rescue_and_cleanup_go_on_in_a_batch_that_nobody_ever_sealed(store: Store) -> None:
+def test_b05_claims_rescue_and_cleanup_work_in_a_batch_that_is_never_sealed(store: Store) -> None:
     batch = store.batch()
     store.add(batch, 3)
     first, second, _ = store.claim(3)
@@ -695,5 +695,5 @@ def test_b05_a_key_is_free_again_once_its_batch_is_pruned(store: Store) -> None:
     assert store.batch(key="k") != batch
 
 
-def test_b03_the_three_callbacks_are_all_there_are() -> None:
+def test_b03_there_are_exactly_three_callbacks() -> None:
     assert set(CALLBACKS) == set(Callbacks.__struct_fields__)

@@ -400,7 +400,7 @@ def test_j02_an_enqueue_that_comes_first_begins_the_callers_transaction(borrowed
 
 
 @pytest.mark.parametrize("where", ["sqlite", "postgres"])
-def test_j02_the_callers_transaction_sees_who_holds_a_key(where: str, request: pytest.FixtureRequest) -> None:
+def test_j02_the_callers_transaction_sees_the_job_that_holds_a_key(where: str, request: pytest.FixtureRequest) -> None:
     kinds = ON_SQLITE if where == "sqlite" else ON_POSTGRES
     with database(where, request) as (store, target):
         first = store.enqueue_key("k")
@@ -414,7 +414,7 @@ def test_j02_the_callers_transaction_sees_who_holds_a_key(where: str, request: p
 
 
 @pytest.mark.parametrize("keep_ms", [0, 60_000])
-def test_j09_what_else_a_callers_connection_writes_does_not_count_as_an_end(tmp_path: Path, keep_ms: int) -> None:
+def test_j09_other_writes_of_the_callers_connection_do_not_count_as_a_finish(tmp_path: Path, keep_ms: int) -> None:
     """Somebody who writes down what is done on a connection writes between two statements of ours."""
     store = SQLiteStore(tmp_path / "duly.db")
     store.enqueue(keep_ms=keep_ms)
@@ -438,7 +438,7 @@ def test_j09_what_else_a_callers_connection_writes_does_not_count_as_an_end(tmp_
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_k08_a_transaction_that_has_done_nothing_yet_can_finish_beside_who_writes(tmp_path: Path, keyed: bool) -> None:
+def test_k08_an_empty_transaction_can_finish_a_job_beside_a_writer(tmp_path: Path, keyed: bool) -> None:
     """One that has read cannot write any more once somebody else has, however long it would wait."""
     store = SQLiteStore(tmp_path / "duly.db")
     job_id = store.enqueue_key("one").id if keyed else store.enqueue()[0]
@@ -618,7 +618,7 @@ def test_j02_a_json_codec_of_an_asyncpg_caller_does_not_disturb(request: pytest.
 
 
 @pytest.mark.parametrize("kind", ON_SQLITE)
-def test_j02_a_callers_sqlite_connection_no_longer_checkpoints_by_itself(
+def test_j02_a_callers_sqlite_connection_no_longer_checkpoints_automatically(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
     """Below SQLite 3.51.3 an automatic checkpoint that races a commit can corrupt the file."""
@@ -687,7 +687,7 @@ def test_j02_workers_are_woken_by_a_caller_that_commits_and_not_before(postgres_
         assert len(list(worker.notifies(timeout=5, stop_after=1))) == 1
 
 
-def test_j02_a_connection_to_a_database_without_our_tables_is_told_what_to_do(
+def test_j02_a_connection_to_a_database_without_duly_tables_gets_the_remedy(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
     op = ops.enqueue(Terms("mail"), [NewJob(new_id(), "{}")])

@@ -104,7 +104,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_j06_a_claim_for_n_takes_n_whatever_plan_the_database_picks(postgres_url: str, plan: str) -> None:
+def test_j06_a_claim_for_n_takes_n_under_every_plan(postgres_url: str, plan: str) -> None:
     store = PostgresStore(make_conninfo(postgres_url, options=f"-c jit=off {PLANS[plan]}"))
     expected = store.enqueue(30) + store.enqueue(30, delay_ms=10)
     store.now += 10
@@ -136,7 +136,7 @@ def test_j06_a_claim_takes_no_more_than_its_limit(store: Store, limit: int) -> N
     assert store.query("select count(*) from duly_job where state = 'running'") == [(limit,)]
 
 
-def test_j06_a_claim_for_none_takes_none(store: Store) -> None:
+def test_j06_a_claim_for_zero_jobs_takes_none(store: Store) -> None:
     store.enqueue(3)
     assert store.claim(0) == []
     assert store.query("select count(*) from duly_job where state = 'running'") == [(0,)]
@@ -167,7 +167,7 @@ def test_j07_higher_priority_first_then_earlier_due_then_id(store: Store) -> Non
     assert ids(store.claim(50)) == expected[3:]
 
 
-def test_j07_ids_that_were_made_earlier_go_first_whatever_order_they_came_in(store: Store) -> None:
+def test_j07_older_ids_are_claimed_first_in_any_order_of_arrival(store: Store) -> None:
     jobs = [NewJob(new_id(), "1") for _ in range(5)]
     store.run(ops.enqueue(Terms("work"), [jobs[i] for i in (3, 0, 4, 1, 2)], now=NOW))
     assert ids(store.claim(2)) + ids(store.claim(2)) + ids(store.claim(2)) == [job.id for job in jobs]
@@ -184,7 +184,7 @@ def test_j07_promoted_rows_stand_in_the_order_of_all_ready_ones(store: Store) ->
     assert [ids(store.claim(1)) for _ in range(4)] == [[later_high], [ready_high], [sooner], [ready]]
 
 
-def test_j07_promote_takes_what_is_due_in_chunks_and_earliest_first(store: Store) -> None:
+def test_j07_promote_takes_due_jobs_in_chunks_earliest_first(store: Store) -> None:
     due = [store.enqueue(delay_ms=ms)[0] for ms in (3, 1, 2)]
     [future] = store.enqueue(delay_ms=100)
     [elsewhere] = store.enqueue(delay_ms=1, queue="other")
@@ -222,7 +222,7 @@ def marked(store: Store, limit: int, *marks: Mark, **more: Any) -> list[str]:
     return ids(store.claim(limit, marks=marks, **more))
 
 
-def test_j07_a_claim_with_a_mark_takes_what_is_above_and_from_it_on_and_below(store: Store) -> None:
+def test_j07_a_claim_with_a_mark_takes_jobs_from_the_mark_on_and_other_priorities(store: Store) -> None:
     """SQLite has no use for a mark, and begins at the head whatever it says."""
     store.now += 1000
     before = store.enqueue(2, due_at=NOW)
@@ -249,7 +249,7 @@ def test_j07_a_mark_in_each_priority_holds_for_that_one_alone(postgres_url: str)
     store.close()
 
 
-def test_j07_a_mark_in_the_highest_and_in_the_lowest_priority_there_is(postgres_url: str) -> None:
+def test_j07_a_mark_works_in_the_highest_and_the_lowest_priority(postgres_url: str) -> None:
     store = PostgresStore(postgres_url)
     store.now += 1000
     most, least = 2**31 - 1, -(2**31)
@@ -259,7 +259,7 @@ def test_j07_a_mark_in_the_highest_and_in_the_lowest_priority_there_is(postgres_
     store.close()
 
 
-def test_j07_a_mark_of_this_moment_leaves_room_for_what_commits_late(postgres_url: str) -> None:
+def test_j07_a_recent_mark_leaves_room_for_late_commits(postgres_url: str) -> None:
     store = PostgresStore(postgres_url)
     store.now += 1000
     early = store.enqueue(due_at=store.now - 101)
@@ -269,7 +269,7 @@ def test_j07_a_mark_of_this_moment_leaves_room_for_what_commits_late(postgres_ur
     store.close()
 
 
-def test_j07_the_head_is_what_a_claim_takes_first(store: Store) -> None:
+def test_j07_the_head_is_the_next_job_of_a_claim(store: Store) -> None:
     assert store.run(ops.head("default", now=NOW)).mark is None
     store.enqueue(priority=9, queue="other")
     store.enqueue(priority=8, task="unknown")
@@ -285,7 +285,7 @@ def test_j07_the_head_is_what_a_claim_takes_first(store: Store) -> None:
         assert marked(store, 1, tasks=["work", "paused"]) == [job_id]
 
 
-def test_j07_postgres_says_how_long_the_way_to_the_head_is(postgres_url: str) -> None:
+def test_j07_postgres_returns_the_distance_to_the_head(postgres_url: str) -> None:
     """Somebody's open transaction keeps what was claimed from being cleared away."""
     store = PostgresStore(postgres_url)
     holder = psycopg.connect(postgres_url)
@@ -345,7 +345,7 @@ def test_j08_asking_again_with_the_same_token_gives_the_same_jobs_and_no_more(st
     assert store.run(op.again) == [jobs[0], jobs[2]]
 
 
-def test_j08_a_claim_that_did_not_arrive_takes_the_jobs_when_it_is_asked_for_again(store: Store) -> None:
+def test_j08_a_claim_that_did_not_arrive_takes_the_jobs_when_repeated(store: Store) -> None:
     low, high = store.enqueue(1), store.enqueue(2, priority=3)
     op = ops.claim("default", limit=5, token=new_token(), worker="w1", now=store.now)
     assert op.again is not None
@@ -368,7 +368,7 @@ def test_j08_recall_takes_nothing_new(store: Store) -> None:
     assert {row[0] for row in store.query("select state from duly_job")} == {"ready"}
 
 
-def test_j08_each_claim_counts_an_attempt_and_clears_what_the_last_one_said_of_itself(store: Store) -> None:
+def test_j08_each_claim_counts_an_attempt_and_clears_the_last_ones_progress(store: Store) -> None:
     store.enqueue()
     [job] = store.claim(1)
     store.run(ops.progress(held(job), 40, "parsing"))
@@ -496,7 +496,7 @@ def test_j09_the_jobs_of_a_batch_are_judged_each_on_its_own(store: Store) -> Non
 
 @pytest.mark.parametrize("keep_ms", [0, 60_000])
 @pytest.mark.parametrize("stale_first", [True, False])
-def test_j09_who_holds_a_job_is_told_that_it_is_recorded_also_beside_its_own_older_attempt(
+def test_j09_the_current_holder_gets_recorded_beside_its_own_older_attempt(
     store: Store, stale_first: bool, keep_ms: int
 ) -> None:
     """A worker that lost a lease may claim the job anew before the first attempt of it ends."""
@@ -514,7 +514,7 @@ def test_j09_who_holds_a_job_is_told_that_it_is_recorded_also_beside_its_own_old
 
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("stale_first", [True, False])
-def test_j09_who_holds_a_job_is_told_so_also_beside_its_older_attempt_and_a_lost_one(
+def test_j09_the_current_holder_gets_recorded_beside_an_older_and_a_lost_attempt(
     store: Store, stale_first: bool, keyed: bool
 ) -> None:
     ids = [store.enqueue_key(key).id for key in ("one", "two")] if keyed else store.enqueue(2)
@@ -580,7 +580,7 @@ def test_j09_a_vanished_job_of_keep_0_is_gone_and_not_lost(store: Store) -> None
 # J10, J15
 
 
-def test_j10_extend_succeeds_after_the_leases_end_while_the_token_stands(store: Store) -> None:
+def test_j10_extend_succeeds_after_the_lease_expired_while_the_token_is_current(store: Store) -> None:
     store.enqueue(2, lease_ms=1000)
     jobs = store.claim(2)
     store.now += 3_600_000
@@ -589,7 +589,7 @@ def test_j10_extend_succeeds_after_the_leases_end_while_the_token_stands(store: 
     assert store.run(ops.expired_leases(now=store.now)) == []
 
 
-def test_j10_extend_tells_who_is_asked_to_cancel_and_leaves_out_who_is_lost(store: Store) -> None:
+def test_j10_extend_returns_cancel_requests_and_omits_lost_leases(store: Store) -> None:
     store.enqueue(3)
     asked, quiet, lost = store.claim(3)
     store.run(ops.cancel([asked.id], by="me", why="no", now=NOW + 7))
@@ -608,7 +608,7 @@ def test_j10_progress_and_heartbeat_do_not_extend_the_lease(store: Store) -> Non
     assert now.lease_until == job.lease_until
 
 
-def test_j15_snooze_gives_the_attempt_back_and_comes_again_later(store: Store) -> None:
+def test_j15_snooze_gives_the_attempt_back_and_the_job_runs_later(store: Store) -> None:
     store.enqueue(max_attempts=2)
     for _ in range(6):
         [job] = store.claim(1)
@@ -921,7 +921,7 @@ def test_j28_no_operation_carries_a_time_of_this_process_into_a_statement() -> N
 # R10
 
 
-def test_r10_fifteen_poisoned_rows_at_the_head_stop_nobody(store: Store) -> None:
+def test_r10_fifteen_poisoned_rows_at_the_head_do_not_block_other_jobs(store: Store) -> None:
     """They crash their worker each time; from the first crash on they wait for somebody who runs them alone."""
     poisoned = store.enqueue(15, priority=9, lease_ms=1000)
     good = store.enqueue(20)
@@ -931,7 +931,7 @@ def test_r10_fifteen_poisoned_rows_at_the_head_stop_nobody(store: Store) -> None
     assert ids(store.claim(50)) == good
 
 
-def test_r10_rows_that_nobody_here_knows_stop_nobody(store: Store) -> None:
+def test_r10_unknown_tasks_do_not_block_known_ones(store: Store) -> None:
     store.enqueue(15, priority=9, task="unknown")
     good = store.enqueue(3)
     assert ids(store.claim(3, tasks=["work"])) == good
@@ -940,7 +940,7 @@ def test_r10_rows_that_nobody_here_knows_stop_nobody(store: Store) -> None:
 # Who may be claimed
 
 
-def test_j12_suspects_are_claimed_only_by_those_who_run_them_alone(store: Store) -> None:
+def test_j12_suspects_are_claimed_only_by_workers_that_run_them_alone(store: Store) -> None:
     suspect, healthy = store.enqueue(2, lease_ms=1000)
     assert ids(store.claim(1)) == [suspect]
     store.now += 1000
@@ -997,7 +997,7 @@ def test_b09_a_paused_queue_or_task_is_not_claimed_until_it_is_resumed(store: St
 
 
 @pytest.mark.parametrize("kind", ["queue", "task"])
-def test_b09_a_pause_until_a_time_ends_by_itself(store: Store, kind: str) -> None:
+def test_b09_a_pause_until_a_time_ends_automatically(store: Store, kind: str) -> None:
     name = {"queue": "default", "task": "work"}[kind]
     job = store.enqueue()
     store.run(ops.pause(kind, name, by="ann", why="a leak", until_ms=1000, now=store.now))
@@ -1009,7 +1009,7 @@ def test_b09_a_pause_until_a_time_ends_by_itself(store: Store, kind: str) -> Non
     assert ids(store.claim(5)) == job
 
 
-def test_b09_a_paused_task_stops_only_itself(store: Store) -> None:
+def test_b09_a_paused_task_does_not_stop_other_tasks(store: Store) -> None:
     store.enqueue(3, task="paused", priority=9)
     good = store.enqueue(2)
     store.run(ops.pause("task", "paused", by="ann", why="a leak", now=NOW))
@@ -1024,14 +1024,14 @@ def test_b09_a_queue_and_a_task_of_one_name_are_paused_apart(store: Store) -> No
     assert store.claim(5, queue="mail") == []
 
 
-def test_b09_a_second_pause_after_the_first_ran_out_is_told_too(store: Store) -> None:
+def test_b09_a_second_pause_after_the_first_expired_is_recorded_too(store: Store) -> None:
     for _ in range(2):
         store.run(ops.pause("queue", "default", by="ann", why="a leak", until_ms=1000, now=store.now))
         store.now += 1000
     assert [(e.name, e.at) for e in store.run(ops.events())] == [("queue.paused", NOW), ("queue.paused", NOW + 1000)]
 
 
-def test_b09_resuming_what_is_not_paused_says_so_and_changes_nothing(store: Store) -> None:
+def test_b09_resuming_an_unpaused_queue_returns_false_and_changes_nothing(store: Store) -> None:
     before = store.snapshot()
     assert store.run(ops.resume("queue", "default", by="ann", why="x", now=NOW)) is False
     assert store.snapshot() == before
@@ -1042,7 +1042,7 @@ def test_b09_only_queues_and_tasks_are_paused() -> None:
         ops.pause("worker", "w", by="ann", why="x")
 
 
-def test_b09_jobs_that_run_go_on_while_their_queue_is_paused(store: Store) -> None:
+def test_b09_running_jobs_continue_while_their_queue_is_paused(store: Store) -> None:
     store.enqueue()
     [job] = store.claim(1)
     store.run(ops.pause("queue", "default", by="ann", why="a leak", now=NOW))
@@ -1050,13 +1050,13 @@ def test_b09_jobs_that_run_go_on_while_their_queue_is_paused(store: Store) -> No
     assert written(store, store.succeed(job))
 
 
-def test_j08_jobs_whose_payloads_break_lines_are_answered_each_by_itself(store: Store) -> None:
+def test_j08_jobs_with_line_breaks_in_payloads_are_returned_separately(store: Store) -> None:
     payloads = ['{"text":"one\\ntwo"}', '{\n"text":\n"three"\n}', '{"text":"\u2028\u0085,[]"}']
     ids = [store.enqueue(payload=payload)[0] for payload in payloads]
     assert [(job.id, job.payload) for job in store.claim(10)] == list(zip(ids, payloads, strict=True))
 
 
-def test_j08_jobs_that_are_too_long_for_one_text_together_are_answered_all_the_same(tmp_path: Path) -> None:
+def test_j08_jobs_too_long_for_one_text_are_all_returned(tmp_path: Path) -> None:
     driver = SQLiteDriver(tmp_path / "jobs.db")
     jobs = [NewJob(new_id(), f'{{"text":"{"x" * 1000}"}}') for _ in range(20)]
     driver.run(ops.enqueue(Terms(task="work"), jobs))

@@ -113,7 +113,7 @@ MIXED = ["thread", "coroutine", "thread", "thread", "coroutine", "coroutine", "t
 
 
 @pytest.mark.parametrize("kinds", [*KINDS, MIXED], ids=[*KINDS, "mixed"])
-def test_k09_what_gathers_while_one_is_committed_is_committed_as_one(fleet, crowd, kinds):
+def test_k09_writes_that_arrive_during_a_commit_share_the_next_commit(fleet, crowd, kinds):
     requests = [
         plain(), plain(), plain(), plain(priority=5), keyed("a"), plain(queue="other"),
         ops.enqueue(Terms("work"), [NewJob(new_id(), "1"), NewJob(new_id(), "2")]),
@@ -157,7 +157,7 @@ def test_k09_plain_enqueues_with_the_same_terms_are_one_statement(fleet):
 
 
 @pytest.mark.parametrize("kinds", KINDS)
-def test_k09_what_the_database_refuses_fails_alone(fleet, crowd, kinds):
+def test_k09_a_refused_write_fails_alone(fleet, crowd, kinds):
     with locked(fleet):
         sent = crowd.gather([plain(), plain(), spoiled(plain()), keyed("a"), spoiled(keyed("b")), plain()], kinds)
     failed = [type(future.exception(60)) for future in sent]
@@ -167,7 +167,7 @@ def test_k09_what_the_database_refuses_fails_alone(fleet, crowd, kinds):
 
 
 @pytest.mark.parametrize("kinds", KINDS)
-def test_j01_who_shares_a_connection_that_breaks_asks_again_for_himself(fleet, crowd, kinds, monkeypatch):
+def test_j01_each_caller_retries_when_a_shared_connection_closes(fleet, crowd, kinds, monkeypatch):
     """The commit of a batch breaks twice: while the first is alone, and while the others are in it."""
     monkeypatch.setattr(postgres, "SHORT_LOCK_TIMEOUT", "set local lock_timeout = '60s'")
     requests = [plain(), plain(), keyed("a"), plain(keep_ms=0), plain()]
@@ -185,7 +185,7 @@ def test_j01_who_shares_a_connection_that_breaks_asks_again_for_himself(fleet, c
     assert fleet.driver.failures >= 2
 
 
-def test_j01_nobody_who_could_not_connect_is_said_to_have_sent_anything():
+def test_j01_a_failed_connection_is_reported_as_nothing_sent():
     driver = PostgresDriver("postgresql://postgres@127.0.0.1:1/none")
     with ThreadPoolExecutor(8) as threads:
         sent = [threads.submit(driver.run, plain(keep_ms=0)) for _ in range(8)]
@@ -198,7 +198,7 @@ def test_j01_nobody_who_could_not_connect_is_said_to_have_sent_anything():
     driver.close()
 
 
-def test_k09_a_coroutine_that_goes_away_while_it_waits_is_left_out_and_harms_nobody(fleet, crowd):
+def test_k09_a_cancelled_coroutine_is_left_out_of_the_group_without_harm(fleet, crowd):
     with locked(fleet):
         sent = crowd.gather([plain(), plain(), plain(), plain()], "coroutine")
         sent[2].cancel()
@@ -208,7 +208,7 @@ def test_k09_a_coroutine_that_goes_away_while_it_waits_is_left_out_and_harms_nob
     assert transactions(fleet) == [1, 2]
 
 
-def test_k09_who_has_gone_keeps_no_answer_from_the_others():
+def test_k09_a_cancelled_caller_does_not_keep_others_from_their_answers():
     async def main() -> list[Any]:
         gone, here = (asyncio.get_running_loop().create_future() for _ in range(2))
         gone.cancel()
@@ -233,7 +233,7 @@ def test_k09_an_enqueue_that_waits_for_a_key_does_not_hold_up_the_others(fleet, 
 
 @pytest.mark.parametrize("committed", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_k09_who_leads_and_is_interrupted_leaves_nobody_waiting(fleet, crowd, monkeypatch, error, committed):
+def test_k09_an_interrupted_leader_leaves_no_caller_waiting(fleet, crowd, monkeypatch, error, committed):
     """Nor is anybody told that his job was refused, or has it twice, when it had been committed by then."""
     transact = fleet.driver._transact
     led, go_on = threading.Event(), threading.Event()
@@ -260,7 +260,7 @@ def test_k09_who_leads_and_is_interrupted_leaves_nobody_waiting(fleet, crowd, mo
     assert fleet.query("select count(*) from duly_job") == [(4 if committed else 3,)]
 
 
-def test_k09_who_is_interrupted_while_he_waits_hands_on_what_he_was_to_lead():
+def test_k09_an_interrupted_waiter_passes_on_the_group_it_was_to_lead():
     done: list[str] = []
     gathering = group_commit.Gathering(
         lambda batch: [done.append(op.name) or [] for op in batch],

@@ -170,7 +170,7 @@ def test_c06_the_runtime_answers_as_the_other_stores_do(runtime: Workerd, tmp_pa
             assert ours == wanted, f"line {number}: {ours[0]}"
 
 
-def test_c06_the_runtime_refuses_what_breaks_a_constraint_and_writes_nothing(runtime: Workerd) -> None:
+def test_c06_the_runtime_refuses_a_broken_constraint_and_writes_nothing(runtime: Workerd) -> None:
     driver = D1Driver(runtime.gateway())
     before = driver.run(ops.listing(limit=1000))
     job_id = new_id()
@@ -181,7 +181,7 @@ def test_c06_the_runtime_refuses_what_breaks_a_constraint_and_writes_nothing(run
     driver.close()
 
 
-def test_c06_the_clock_of_the_runtime_is_used_when_no_moment_is_bound(runtime: Workerd) -> None:
+def test_c06_the_runtimes_clock_is_used_without_a_bound_time(runtime: Workerd) -> None:
     driver = D1Driver(runtime.gateway())
     assert 1_700_000_000_000 < driver.run(ops.clock()) < NOW * 2
     driver.close()

@@ -249,7 +249,7 @@ def test_r05_another_key_is_taken_when_given_and_audited(store: Store, had: str 
 
 
 @pytest.mark.parametrize("holder_ended", [False, True])
-def test_r05_a_key_that_was_taken_meanwhile_refuses_and_changes_nothing(store: Store, holder_ended: bool) -> None:
+def test_r05_a_key_taken_meanwhile_refuses_the_replay_and_changes_nothing(store: Store, holder_ended: bool) -> None:
     old = store.enqueue_key("k").id
     store.kill(store.claim()[0])
     holder = store.enqueue_key("k").id
@@ -261,7 +261,7 @@ def test_r05_a_key_that_was_taken_meanwhile_refuses_and_changes_nothing(store: S
     assert store.snapshot() == before
 
 
-def test_r05_a_key_whose_time_is_over_does_not_stand_in_the_way(store: Store) -> None:
+def test_r05_an_expired_key_does_not_prevent_a_replay(store: Store) -> None:
     old = store.enqueue_key("k", key_ttl_ms=10).id
     store.kill(store.claim()[0])
     store.enqueue_key("k", key_ttl_ms=10)
@@ -292,7 +292,7 @@ def test_r05_a_second_replay_of_the_same_job_returns_the_firsts(store: Store) ->
     assert store.snapshot() == before
 
 
-def test_r05_a_replay_asked_again_after_a_lost_answer_is_still_the_first(store: Store) -> None:
+def test_r05_a_replay_repeated_after_a_lost_answer_is_still_the_first(store: Store) -> None:
     (old,) = store.dead()
     op = ops.replay([Replay(old, new_id())], by="ann", why="x", now=store.now)
     (first,) = store.run(op)
@@ -407,7 +407,7 @@ def test_r07_dead_jobs_are_listed_oldest_first_and_bounded(store: Store) -> None
     assert dead_ids(store, limit=2, after=ids[1]) == ids[2:4]
 
 
-def test_r07_only_what_is_dead_is_listed(store: Store) -> None:
+def test_r07_only_dead_jobs_are_listed(store: Store) -> None:
     store.enqueue(5)
     succeeded, cancelled, partial, retried = store.claim(4)
     store.succeed(succeeded)
@@ -503,7 +503,7 @@ def test_r09_no_dead_jobs_are_no_figures(store: Store) -> None:
     assert store.run(ops.dead_metrics(now=store.now)) == []
 
 
-def test_r09_a_resolved_job_says_by_whom_and_why(store: Store) -> None:
+def test_r09_a_resolved_job_has_the_resolver_and_the_reason(store: Store) -> None:
     (job_id,) = store.dead()
     store.now += 7
     assert store.run(ops.resolve([job_id], by="ann", why="paid by hand", now=store.now)) == [job_id]
@@ -527,7 +527,7 @@ def test_r09_a_job_is_resolved_once(store: Store) -> None:
     assert store.snapshot() == before
 
 
-def test_r09_only_dead_and_partial_jobs_that_nobody_replayed_are_resolved(store: Store) -> None:
+def test_r09_only_dead_and_partial_jobs_without_a_replay_are_resolved(store: Store) -> None:
     store.enqueue(5)
     dead, partial, succeeded, cancelled, running = store.claim(5)
     store.kill(dead)
@@ -542,7 +542,7 @@ def test_r09_only_dead_and_partial_jobs_that_nobody_replayed_are_resolved(store:
     assert len([e for e in store.run(ops.events()) if e.name == "job.resolved"]) == 2
 
 
-def test_r09_lists_and_metrics_hide_what_was_replayed_or_resolved_unless_asked(store: Store) -> None:
+def test_r09_lists_and_metrics_hide_replayed_and_resolved_jobs_by_default(store: Store) -> None:
     open_, again, settled = store.dead(3)
     replayed(store, again)
     store.run(ops.resolve([settled], by="a", why="b", now=store.now))
@@ -554,7 +554,7 @@ def test_r09_lists_and_metrics_hide_what_was_replayed_or_resolved_unless_asked(s
 
 
 @pytest.mark.parametrize("verb", ["resolve", "purge", "expire"])
-def test_r09_asked_again_when_nothing_had_been_written_each_job_is_named_once(store: Store, verb: str) -> None:
+def test_r09_a_repeated_resolve_names_each_job_once(store: Store, verb: str) -> None:
     if verb == "expire":
         ids = store.enqueue(2, expires_ms=1)
         store.now += 1
@@ -583,7 +583,7 @@ def test_purge_takes_dead_jobs_with_their_attempts_and_steps_and_is_audited(stor
     assert (told.by, told.why, told.at, told.subject) == ("ann", "gdpr", store.now, "work")
 
 
-def test_purge_takes_nothing_but_the_dead(store: Store) -> None:
+def test_purge_deletes_only_dead_jobs(store: Store) -> None:
     store.enqueue(6)
     jobs = store.claim(5)
     for job, state in zip(jobs, (State.SUCCEEDED, State.PARTIAL, State.CANCELLED, State.SCHEDULED), strict=False):

@@ -196,7 +196,7 @@ ENDS = [
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("keep_ms", [0, DAY_MS])
-def test_b11_however_the_job_ends_what_was_called_meanwhile_runs(
+def test_b11_a_call_made_during_a_run_runs_after_any_end(
     store: Store, end: Callable[[Store, Claimed], None], keep_ms: int
 ) -> None:
     job = begin(store, max_attempts=1 if end is is_rescued_dead else 5, keep_ms=keep_ms, lease_ms=1000)
@@ -211,7 +211,7 @@ def test_b11_however_the_job_ends_what_was_called_meanwhile_runs(
 
 
 @pytest.mark.parametrize("lost", range(3))
-def test_b11_an_end_with_a_call_behind_it_is_recorded_whichever_answer_is_lost(tmp_path: Path, lost: int) -> None:
+def test_b11_an_end_with_a_pending_call_is_recorded_whichever_answer_is_lost(tmp_path: Path, lost: int) -> None:
     store = D1Store(tmp_path / "duly.db")
     store.lose(None)
     job = begin(store)
@@ -225,7 +225,7 @@ def test_b11_an_end_with_a_call_behind_it_is_recorded_whichever_answer_is_lost(t
     store.close()
 
 
-def test_b11_a_callers_commit_wakes_who_can_run_what_was_called_meanwhile(postgres_url: str) -> None:
+def test_b11_a_callers_commit_wakes_a_worker_for_the_pending_call(postgres_url: str) -> None:
     store = PostgresStore(postgres_url)
     job = begin(store)
     debounce(store, "b")
@@ -237,7 +237,7 @@ def test_b11_a_callers_commit_wakes_who_can_run_what_was_called_meanwhile(postgr
     store.close()
 
 
-def test_b11_what_is_due_long_before_the_job_ends_is_due_then(store: Store) -> None:
+def test_b11_a_call_due_before_the_job_ends_is_due_at_its_end(store: Store) -> None:
     job = begin(store)
     following = debounce(store, "b")
     store.now += 2 * WINDOW
@@ -245,7 +245,7 @@ def test_b11_what_is_due_long_before_the_job_ends_is_due_then(store: Store) -> N
     assert live(store) == [(following.id, "ready", '"b"', store.now)]
 
 
-def test_b11_what_has_been_in_a_workers_hands_has_begun(store: Store) -> None:
+def test_b11_a_job_that_was_claimed_once_counts_as_begun(store: Store) -> None:
     """Its steps are those of its payload: with another they would be skipped."""
     job = begin(store)
     store.run(ops.snooze(job, 1000, now=store.now))
@@ -267,7 +267,7 @@ def test_b11_a_replayed_job_is_not_given_another_payload(store: Store) -> None:
     assert live(store)[0][:3] == (again, "ready", '"first"')
 
 
-def test_b11_a_call_after_success_begins_anew_and_gets_no_old_result(store: Store) -> None:
+def test_b11_a_call_after_success_starts_again_without_the_old_result(store: Store) -> None:
     job = begin(store)
     store.succeed(job, '"old"')
     assert holder(store)[0][1] == "succeeded"
@@ -279,7 +279,7 @@ def test_b11_a_call_after_success_begins_anew_and_gets_no_old_result(store: Stor
 
 
 @pytest.mark.parametrize("how", ["kill", "cancel"])
-def test_b11_a_call_after_death_or_cancelling_begins_anew(store: Store, how: str) -> None:
+def test_b11_a_call_after_death_or_cancelling_starts_again(store: Store, how: str) -> None:
     if how == "kill":
         store.kill(begin(store))
     else:
@@ -314,7 +314,7 @@ def test_b11_a_handler_that_lost_its_lease_debounces_nothing(store: Store, begun
     assert store.snapshot() == before
 
 
-def test_b11_a_call_that_is_asked_again_is_done_once_whatever_came_of_it(store: Store) -> None:
+def test_b11_a_repeated_call_counts_once_after_any_outcome(store: Store) -> None:
     """A repetition finds its own work, also where others have called or the job has run since."""
 
     def repeat(asked: Any) -> Any:
@@ -385,7 +385,9 @@ def test_b11_a_call_whose_job_has_ended_is_not_added_again(store: Store, end: Ca
         ({"key_window_ms": 5}, [NewJob(new_id(), "1", key="a")], "unique_for"),
     ],
 )
-def test_b11_what_a_debounce_cannot_keep_is_refused(terms: dict[str, Any], jobs: list[NewJob], told: str) -> None:
+def test_b11_options_that_a_debounce_cannot_keep_are_refused(
+    terms: dict[str, Any], jobs: list[NewJob], told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         ops.enqueue(Terms("work", debounce_ms=5, **terms), jobs)
 
@@ -473,7 +475,7 @@ def test_b11_unique_for_needs_a_key() -> None:
         ops.enqueue(Terms("work", key_window_ms=5), [NewJob(new_id(), "1")])
 
 
-def test_b11_a_debounce_takes_over_what_unique_for_has_kept(store: Store) -> None:
+def test_b11_a_debounce_takes_over_a_key_of_unique_for(store: Store) -> None:
     unique(store)
     store.succeed(store.claim()[0])
     made = debounce(store, "b")

@@ -24,7 +24,7 @@ from tests.servers.postgres import PostgresServer
 
 
 @pytest.mark.parametrize("durability", ["full", "normal"])
-def test_a_worker_can_say_which_file_it_works_on(tmp_path: Path, monkeypatch, durability: str) -> None:
+def test_about_names_the_sqlite_file(tmp_path: Path, monkeypatch, durability: str) -> None:
     monkeypatch.chdir(tmp_path)
     driver = SQLiteDriver("duly.db", durability=durability)
     about = driver.about()
@@ -33,9 +33,7 @@ def test_a_worker_can_say_which_file_it_works_on(tmp_path: Path, monkeypatch, du
     driver.close()
 
 
-def test_a_worker_can_say_which_server_it_works_on_and_whether_that_keeps_what_it_commits(
-    postgres: PostgresServer, postgres_url: str
-) -> None:
+def test_about_names_the_server_and_its_durability(postgres: PostgresServer, postgres_url: str) -> None:
     with_password = postgres_url.replace("postgres@", "postgres:secret@")
     driver = PostgresDriver(with_password)
     about = driver.about()
@@ -63,7 +61,7 @@ def test_a_server_that_forgets_commits_in_a_crash_is_named() -> None:
     assert said == ["full", "synchronous_commit off", "full"]
 
 
-def test_whoever_cannot_say_says_why(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_about_raises_with_the_reason(postgres: PostgresServer, tmp_path: Path) -> None:
     nowhere = PostgresDriver("postgresql://postgres@127.0.0.1:1/none")
     with pytest.raises(StoreUnavailable):
         nowhere.about()
@@ -82,7 +80,7 @@ def test_whoever_cannot_say_says_why(postgres: PostgresServer, tmp_path: Path) -
         file.about()
 
 
-def test_nothing_failed_where_nothing_failed(store: Store) -> None:
+def test_no_failure_is_reported_without_an_error(store: Store) -> None:
     [job] = store.enqueue() and store.claim()
     store.succeed(job)
     assert store.driver.failures == 0
@@ -135,7 +133,7 @@ class _LostThenAway(SQLiteDriver):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_j01_a_write_that_may_have_happened_is_not_told_to_have_not(tmp_path: Path, asynchronous: bool) -> None:
+def test_j01_a_write_that_may_have_happened_is_not_reported_as_failed(tmp_path: Path, asynchronous: bool) -> None:
     driver = _LostThenAway(tmp_path / "duly.db")
     op = ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")])
     with pytest.raises(AnswerLost) as lost:
@@ -160,7 +158,7 @@ def test_a_file_that_stays_locked_is_counted(tmp_path: Path) -> None:
     driver.close()
 
 
-def test_minding_a_short_wal_opens_nothing_and_a_long_one_is_checkpointed(tmp_path: Path, monkeypatch) -> None:
+def test_a_short_wal_is_left_alone_and_a_long_one_is_checkpointed(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "duly.db"
     driver = SQLiteDriver(path)
     driver.mind_wal()
@@ -176,7 +174,7 @@ def test_minding_a_short_wal_opens_nothing_and_a_long_one_is_checkpointed(tmp_pa
         one.close()
 
 
-def test_minding_a_wal_that_was_let_go_of_meanwhile_is_no_error(tmp_path: Path) -> None:
+def test_a_wal_that_was_closed_meanwhile_is_no_error_for_the_checkpointer(tmp_path: Path) -> None:
     """Who wrote minds the log after he has let others write, and another thread may close the file in between."""
     driver = SQLiteDriver(tmp_path / "duly.db")
     driver.run(ops.leave("nobody"))
@@ -187,7 +185,7 @@ def test_minding_a_wal_that_was_let_go_of_meanwhile_is_no_error(tmp_path: Path) 
     assert not writer._log.is_long()
 
 
-def test_a_checkpointer_that_is_told_to_stop_while_it_begins_stops(tmp_path: Path) -> None:
+def test_a_checkpointer_stopped_during_its_start_stops(tmp_path: Path) -> None:
     driver = SQLiteDriver(tmp_path / "duly.db")
     driver.run(ops.clock())
     driver.run(ops.leave("nobody"))
@@ -208,7 +206,7 @@ def test_a_checkpointer_that_is_told_to_stop_while_it_begins_stops(tmp_path: Pat
     driver.close()
 
 
-def test_minding_a_wal_is_nothing_where_there_is_none(store: Store) -> None:
+def test_the_checkpointer_does_nothing_without_a_wal(store: Store) -> None:
     store.driver.mind_wal()
 
 
@@ -234,7 +232,7 @@ class _LockedThenBroken:
         raise error
 
 
-def test_who_waits_for_a_lock_is_told_at_once_what_else_is_wrong(tmp_path: Path) -> None:
+def test_a_wait_for_a_lock_ends_at_once_on_another_error(tmp_path: Path) -> None:
     driver = SQLiteDriver(tmp_path / "duly.db")
     driver.run(ops.leave("nobody"))
     writer = driver._writer

@@ -98,7 +98,7 @@ def test_s03_the_end_of_a_run_sets_the_next_time_in_delay_mode(store: Store, end
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_s03_the_next_time_is_set_whoever_ends_the_run(store: Store, way: Way) -> None:
+def test_s03_the_next_time_is_set_by_every_operation_that_ends_the_run(store: Store, way: Way) -> None:
     schedule(store, "delay", **terms_for(way))
     job_id = store.fire()
     end = way(store, job_id)
@@ -107,7 +107,7 @@ def test_s03_the_next_time_is_set_whoever_ends_the_run(store: Store, way: Way) -
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_s03_a_next_time_that_is_there_already_stays(store: Store, end: State) -> None:
+def test_s03_an_existing_next_time_is_kept(store: Store, end: State) -> None:
     """As after a run that a person has triggered, or after one of two that the schedule awaited."""
     schedule(store, "delay")
     store.fire(next_at=NOW + 42)
@@ -156,7 +156,7 @@ def test_s03_a_retry_is_no_end_of_a_run(store: Store) -> None:
         *((mode, Overlap.ALLOW, False) for mode in MODES if mode != "delay"),
     ],
 )
-def test_s03_what_was_decided_before_an_end_that_matters_is_not_written_after_it(
+def test_s03_a_decision_made_before_a_relevant_end_is_not_written_after_it(
     store: Store, mode: str, overlap: Overlap, matters: bool, end: State
 ) -> None:
     """Whoever counted its run as one that has not ended looks again; where that is all one, nobody is disturbed."""
@@ -172,7 +172,7 @@ def test_s03_what_was_decided_before_an_end_that_matters_is_not_written_after_it
     assert store.query("select count(*) from duly_fire") == [(1 if matters else 2,)]
 
 
-def test_s03_the_end_of_a_job_of_no_schedule_touches_none(store: Store) -> None:
+def test_s03_the_end_of_a_job_without_a_schedule_changes_no_schedule(store: Store) -> None:
     schedule(store, dead_runs=2)
     before = store.query("select * from duly_schedule")
     store.enqueue()
@@ -180,7 +180,7 @@ def test_s03_the_end_of_a_job_of_no_schedule_touches_none(store: Store) -> None:
     assert store.query("select * from duly_schedule") == before
 
 
-def test_s03_the_end_of_a_run_whose_schedule_is_deleted_is_recorded_all_the_same(store: Store) -> None:
+def test_s03_the_end_of_a_run_of_a_deleted_schedule_is_recorded(store: Store) -> None:
     schedule(store, "delay", pause_after=1)
     job_id = store.fire()
     [job] = store.claim(1)
@@ -205,7 +205,7 @@ def queued(store: Store, count: int, **more: Any) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_s06_the_end_of_a_run_lets_the_one_behind_it_begin(store: Store, way: Way) -> None:
+def test_s06_the_end_of_a_run_starts_the_next_queued_one(store: Store, way: Way) -> None:
     first, [second, third] = queued(store, 2, **terms_for(way))
     assert [(job_id, state, reason) for job_id, state, _, reason in live(store)] == [
         (first, "ready", None), (second, "waiting", QUEUED), (third, "waiting", QUEUED),
@@ -225,7 +225,7 @@ def test_s06_runs_begin_in_the_order_in_which_they_were_queued(store: Store) -> 
     assert ran == [first, *behind]
 
 
-def test_s06_a_retry_lets_nobody_begin(store: Store) -> None:
+def test_s06_a_retry_starts_no_queued_run(store: Store) -> None:
     first, [second] = queued(store, 1, terms=JOB_TERMS.replace('"max_attempts": 1', '"max_attempts": 2'))
     store.retry(store.claim(1)[0])
     assert store.claim(9) == []
@@ -252,7 +252,7 @@ def test_s06_a_run_that_waits_for_something_else_has_not_ended(store: Store, rea
     assert [job.id for job in store.claim(9)] == [behind]
 
 
-def test_s06_while_one_run_is_left_nobody_begins(store: Store) -> None:
+def test_s06_no_queued_run_starts_while_one_run_is_left(store: Store) -> None:
     schedule(store, overlap=Overlap.QUEUE)
     for _ in range(2):
         store.fire(next_at=NOW)
@@ -277,7 +277,7 @@ def test_s06_when_all_runs_end_together_one_begins(store: Store) -> None:
     assert [job.id for job in store.claim(9)] == behind[:1]
 
 
-def test_s06_a_queued_run_that_is_cancelled_makes_room_for_nobody(store: Store) -> None:
+def test_s06_a_cancelled_queued_run_starts_no_other(store: Store) -> None:
     first, [second, third] = queued(store, 2)
     store.run(ops.cancel([second], by="ann", why="no", now=store.now))
     [job] = store.claim(9)
@@ -309,7 +309,7 @@ def test_s06_a_queued_run_begins_also_when_its_schedule_is_paused_or_deleted(sto
     assert [job.id for job in store.claim(9)] == [third]
 
 
-def test_s06_runs_that_end_at_the_same_moment_leave_nobody_behind(postgres_url: str) -> None:
+def test_s06_runs_that_end_together_leave_no_queued_run_waiting(postgres_url: str) -> None:
     """Neither of two transactions sees the other's end unless they take turns."""
     store = PostgresStore(postgres_url)
     schedule(store, overlap=Overlap.QUEUE)
@@ -407,7 +407,7 @@ def test_s07_a_dead_run_never_stops_a_schedule_before_that(store: Store, pause_a
     assert [due.name for due in store.run(schedules.due(limit=9, now=NOW))] == ["s"]
 
 
-def test_s07_a_pause_by_a_person_keeps_who_and_why(store: Store) -> None:
+def test_s07_a_pause_by_a_person_keeps_the_name_and_the_reason(store: Store) -> None:
     schedule(store, pause_after=1)
     store.fire(next_at=NOW)
     [job] = store.claim(1)

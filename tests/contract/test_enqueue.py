@@ -72,7 +72,7 @@ def next_answer_lost(store: Store, op: str, *, meanwhile: Callable[[], None] | N
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-def test_j01_a_job_is_there_for_everybody_when_enqueue_returns(store: Store, key: str | None) -> None:
+def test_j01_a_job_is_visible_to_every_connection_when_enqueue_returns(store: Store, key: str | None) -> None:
     """`query` looks through a connection of its own, which sees only what is committed."""
     job = NewJob(new_id(), '{"n":1}', key=key)
     store.run(ops.enqueue(Terms("work"), [job], now=NOW))
@@ -183,7 +183,7 @@ def meanwhile_on_another_thread(store: Store, what: Callable[[], None]) -> Itera
     other.close()
 
 
-def test_j01_a_keyless_job_that_leaves_no_trace_is_never_enqueued_twice_by_itself(store: Store) -> None:
+def test_j01_a_keyless_job_of_keep_0_is_never_enqueued_twice_automatically(store: Store) -> None:
     asked: list[str] = []
     execute = store.driver.execute
 
@@ -198,14 +198,14 @@ def test_j01_a_keyless_job_that_leaves_no_trace_is_never_enqueued_twice_by_itsel
     assert len(names_and_states(store)) == 1
 
 
-def test_j01_a_keyed_job_that_leaves_no_trace_is_repeated_safely(store: Store) -> None:
+def test_j01_a_keyed_job_of_keep_0_is_repeated_safely(store: Store) -> None:
     with next_answer_lost(store, "enqueue") as lost:
         first = store.enqueue_key("k", keep_ms=0)
     assert lost
     assert names_and_states(store) == [(first.id, "ready")]
 
 
-def test_j01_a_caller_that_goes_away_does_not_stop_the_writer(tmp_path) -> None:
+def test_j01_a_cancelled_caller_does_not_stop_the_writer(tmp_path) -> None:
     """A cancelled coroutine leaves a cancelled answer behind, which must not be the end of everybody's writes."""
     store = SQLiteStore(tmp_path / "duly.db")
     running, go_on = threading.Event(), threading.Event()
@@ -409,7 +409,7 @@ def test_k01_the_same_key_twice_in_one_enqueue_is_one_job(store: Store) -> None:
     assert names_and_states(store) == sorted([(jobs[0].id, "ready"), (jobs[1].id, "ready")])
 
 
-def test_k01_the_first_of_two_takes_a_key_whose_time_is_over(store: Store) -> None:
+def test_k01_the_first_of_two_takes_an_expired_key(store: Store) -> None:
     store.enqueue_key("k", key_ttl_ms=1000)
     store.succeed(store.claim(1)[0])
     store.now += 1000
@@ -551,7 +551,7 @@ def test_k04_keys_are_kept_15_days_and_results_one_by_default(store: Store) -> N
     assert again.id != first.id
 
 
-def test_k04_a_key_whose_time_is_over_is_free_whether_pruned_or_not(store: Store) -> None:
+def test_k04_an_expired_key_is_free_before_and_after_pruning(store: Store) -> None:
     for prune in (False, True):
         first = store.enqueue_key("k", key_ttl_ms=1000)
         store.succeed(store.claim(1)[0], '"old"')
@@ -591,7 +591,7 @@ def test_j01_two_jobs_of_one_list_with_the_same_id_are_refused(terms: tuple[dict
         ops.enqueue(Terms("work"), [NewJob(same, "1", **one) for one in terms])
 
 
-def test_j01_what_is_asked_again_is_what_was_asked_whatever_became_of_the_list() -> None:
+def test_j01_a_repetition_has_the_original_jobs_even_if_the_list_changed() -> None:
     jobs = [NewJob(new_id(), "1")]
     op = ops.enqueue(Terms("work"), jobs, now=NOW)
     [job] = jobs
@@ -630,7 +630,7 @@ def test_j05_a_job_that_is_enqueued_alone_is_like_one_of_a_list(store: Store, te
     assert len({tuple(value for value in row if value not in [job.id for job in jobs]) for row in rows}) == 1
 
 
-def test_j05_only_what_has_nothing_to_look_at_is_enqueued_the_short_way(store: Store) -> None:
+def test_j05_only_jobs_that_need_no_lookup_take_the_short_path(store: Store) -> None:
     def sections(terms: Terms, **options: Any) -> tuple[str, ...]:
         return ops.enqueue(terms, [NewJob(new_id(), "1", lane="work:x")], now=NOW, **options).sections
 
@@ -641,7 +641,7 @@ def test_j05_only_what_has_nothing_to_look_at_is_enqueued_the_short_way(store: S
     assert sections(Terms("work", batch_id=new_id())) == ("enqueue",)
 
 
-def test_k09_what_the_database_refuses_fails_alone_among_those_it_was_committed_with(tmp_path) -> None:
+def test_k09_a_refused_job_fails_alone_within_its_group_commit(tmp_path) -> None:
     """The writer is held in a commit while five operations gather behind it; the third cannot be written."""
     store = SQLiteStore(tmp_path / "duly.db")
     running, go_on = threading.Event(), threading.Event()
@@ -685,7 +685,7 @@ def test_k09_what_the_database_refuses_fails_alone_among_those_it_was_committed_
     store.close()
 
 
-def test_k09_what_the_database_refuses_writes_nothing_and_says_so(store: Store) -> None:
+def test_k09_a_refused_job_writes_nothing_and_raises(store: Store) -> None:
     before = store.snapshot()
     with pytest.raises(StoreRefused):
         store.run(spoiled(ops.enqueue(Terms("work"), [NewJob(new_id(), "1", key="k")], now=NOW)))

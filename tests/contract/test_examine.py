@@ -55,7 +55,7 @@ def file(tmp_path: Path) -> Iterator[SQLiteDriver]:
 LIBRARY = {} if sqlite3.sqlite_version_info >= file_health.WAL_IS_SAFE else {"library": "warning"}
 
 
-def test_a_sound_file_has_nothing_to_complain_of_but_its_library(file: SQLiteDriver) -> None:
+def test_a_healthy_file_has_no_finding_but_its_library(file: SQLiteDriver) -> None:
     found = by_name(file.examine())
     assert not_well(list(found.values())) == LIBRARY
     assert list(found) == [
@@ -65,7 +65,7 @@ def test_a_sound_file_has_nothing_to_complain_of_but_its_library(file: SQLiteDri
     assert str(file.path) in found["access"].text
 
 
-def test_only_a_deep_look_reads_the_whole_file_and_finds_damage(file: SQLiteDriver) -> None:
+def test_only_a_deep_check_reads_the_whole_file_and_finds_damage(file: SQLiteDriver) -> None:
     jobs = [NewJob(new_id(), '"' + "y" * 500 + '"') for _ in range(500)]
     file.run(ops.enqueue(Terms("work"), jobs))
     assert by_name(file.examine(deep=True))["content"].level == "ok"
@@ -115,9 +115,7 @@ def test_a_long_log_is_named(file: SQLiteDriver, monkeypatch: pytest.MonkeyPatch
     reading.close()
 
 
-def test_a_log_that_begins_anew_is_not_long_though_its_file_is(
-    file: SQLiteDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_wal_is_not_long_though_its_file_is(file: SQLiteDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(file.connect()) as conn:
         file.run(ops.enqueue(Terms("work"), [NewJob(new_id(), '"' + "y" * 9000 + '"') for _ in range(20)]))
         conn.execute("pragma wal_checkpoint(restart)")
@@ -129,9 +127,7 @@ def test_a_log_that_begins_anew_is_not_long_though_its_file_is(
     assert found.text == f"the write-ahead log has {health.size_of(checkpoint.length(file.wal))}"
 
 
-def test_a_file_or_folder_that_cannot_be_written_is_all_that_is_told(
-    file: SQLiteDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_file_or_folder_is_the_only_finding(file: SQLiteDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The superuser may write anywhere, so the answer of the system stands in for a real refusal."""
     real = os.access
     for shut in (file.path, file.path.parent):
@@ -187,7 +183,7 @@ def vacuumed(vacuuming: PostgresServer) -> Iterator[PostgresDriver]:
     driver.close()
 
 
-def test_a_sound_server_has_nothing_to_complain_of(vacuumed: PostgresDriver) -> None:
+def test_a_healthy_server_has_no_finding(vacuumed: PostgresDriver) -> None:
     found = altered(vacuumed, "alter DATABASE set synchronous_commit = on")
     assert list(found) == [
         "server", "durability", "writes", "clock", "schema", "rights", "autovacuum", "dead rows", "transactions",
@@ -249,7 +245,7 @@ def test_a_transaction_that_stays_open_is_named_with_its_process(
     assert by_name(server.examine())["transactions"].level == "ok"
 
 
-def test_a_server_whose_clock_is_ours_is_not_far_off(server: PostgresDriver) -> None:
+def test_a_server_with_the_same_clock_has_no_offset(server: PostgresDriver) -> None:
     with psycopg.connect(server.url, autocommit=True) as conn:
         assert abs(postgres_health._clock_offset_ms(conn)) < 500
 

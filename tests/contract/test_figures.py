@@ -106,7 +106,7 @@ def test_counting_stops_above_ten_thousand(store: Store) -> None:
     assert figure(store, "other").waiting == 2
 
 
-def test_the_oldest_due_job_is_found_whatever_its_priority_or_past(store: Store) -> None:
+def test_the_oldest_due_job_is_found_for_any_priority_and_history(store: Store) -> None:
     for number, (priority, age) in enumerate(((5, 10), (-5, 20), (0, 30), (9, 1))):
         fill(store, 1, priority=priority, due_at=NOW - age, task=f"t{number}")
     assert figure(store).oldest_ms == 30
@@ -116,7 +116,7 @@ def test_the_oldest_due_job_is_found_whatever_its_priority_or_past(store: Store)
     assert figure(store).oldest_ms == 140
 
 
-def test_a_scheduled_job_has_an_age_once_it_is_due_and_what_runs_or_waits_has_none(store: Store) -> None:
+def test_a_scheduled_job_has_an_age_once_due_and_running_or_waiting_ones_have_none(store: Store) -> None:
     store.enqueue(delay_ms=50)
     assert figure(store).oldest_ms is None
     store.now += 50
@@ -170,7 +170,7 @@ def test_the_count_of_parked_jobs_stops_above_ten_thousand(store: Store) -> None
 # What could be pruned
 
 
-def test_what_can_be_pruned_is_counted_as_prune_would_take_it(store: Store) -> None:
+def test_the_prunable_count_matches_prune(store: Store) -> None:
     if isinstance(store, D1Store):
         store.lose(None)
     store.enqueue(2, task="short", keep_ms=DAY_MS)
@@ -199,7 +199,7 @@ def test_what_can_be_pruned_is_counted_as_prune_would_take_it(store: Store) -> N
     assert seen == set(ops.PRUNABLE)
 
 
-def test_counting_what_can_be_pruned_changes_nothing(store: Store) -> None:
+def test_counting_prunable_rows_changes_nothing(store: Store) -> None:
     store.enqueue(3, keep_ms=DAY_MS)
     for job in store.claim(3):
         store.succeed(job, "1")
@@ -209,13 +209,13 @@ def test_counting_what_can_be_pruned_changes_nothing(store: Store) -> None:
     assert store.snapshot() == before
 
 
-def test_what_is_kept_for_another_time_is_counted_by_that_time(store: Store) -> None:
+def test_a_row_with_its_own_keep_is_counted_by_it(store: Store) -> None:
     store.dead(2)
     assert store.run(ops.prunable(now=NOW + DAY_MS))["events"] == 0
     assert store.run(ops.prunable(keep_ms=DAY_MS, now=NOW + DAY_MS))["events"] == 2
 
 
-def test_counting_what_can_be_pruned_stops_above_ten_thousand(store: Store) -> None:
+def test_counting_prunable_rows_stops_above_ten_thousand(store: Store) -> None:
     numbers = f"with recursive n (n) as (select 1 union all select n + 1 from n where n < {MANY + 50})"
     store.query(f"insert into duly_event (at, name) {numbers} select n, 'x' from n")
     assert store.run(ops.prunable(now=NOW))["events"] == MANY + 1
@@ -224,7 +224,7 @@ def test_counting_what_can_be_pruned_stops_above_ten_thousand(store: Store) -> N
 # Workers
 
 
-def test_workers_say_how_many_slots_they_have_and_what_became_of_their_attempts(store: Store) -> None:
+def test_workers_have_their_slots_and_counts_of_attempts(store: Store) -> None:
     alive(store, slots=4)
     alive(store, "idle", slots=2)
     alive(store, slots=5, succeeded=70, failed=3)
@@ -265,7 +265,7 @@ def test_a_job_is_found_by_the_beginning_of_its_id_live_or_finished(store: Store
 
 
 @pytest.mark.parametrize("prefix", ["c", "xyz", "%", "aaaa%", "a" * 33, "0x1", "\u0661"])
-def test_what_no_id_begins_with_finds_nothing(store: Store, prefix: str) -> None:
+def test_a_prefix_of_no_id_finds_nothing(store: Store, prefix: str) -> None:
     for job_id in ("aaaaaaaa-aaaa-7aaa-8aaa-aaaaaaaaaaaa", "00000000-aaaa-7aaa-8aaa-aaaaaaaaaaaa"):
         store.enqueue_key(job_id, id=job_id)
     assert prefixed(store, prefix) == []

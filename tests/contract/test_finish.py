@@ -214,7 +214,7 @@ def test_r04_nul_and_lone_surrogates_in_errors_are_escaped(store: Store) -> None
     assert store.get(job_id).error == attempt.error
 
 
-def test_r04_what_people_write_is_escaped_too(store: Store) -> None:
+def test_r04_texts_of_people_are_escaped_too(store: Store) -> None:
     store.enqueue(2)
     [running] = store.claim(1)
     assert store.run(ops.progress(Held(running.id, running.token), 1, "a\x00b\ud800")) is True
@@ -429,7 +429,7 @@ def test_r08_the_operation_that_ends_a_job_dead_inserts_its_on_dead_job(store: S
     assert int(told.id.replace("-", "")[:12], 16) == store.now
 
 
-def test_r08_only_death_is_told(store: Store) -> None:
+def test_r08_only_dead_jobs_raise_an_event(store: Store) -> None:
     _, on_dead = callback("tell")
     store.enqueue(4, on_dead=on_dead)
     one, two, three, four = store.claim(4)
@@ -440,7 +440,7 @@ def test_r08_only_death_is_told(store: Store) -> None:
     assert store.claim(5, queue="hooks") == []
 
 
-def test_r08_each_death_of_one_operation_is_told_apart_and_keeps_its_correlation(store: Store) -> None:
+def test_r08_each_death_of_one_operation_has_its_own_event_and_correlation(store: Store) -> None:
     _, on_dead = callback("tell")
     ids = store.enqueue(3, on_dead=on_dead)
     store.query("update duly_job set envelope = ?", '{"correlation_id":"order-42"}')
@@ -470,7 +470,7 @@ def test_j17_a_job_that_does_not_run_is_cancelled_at_once(store: Store, how: str
     assert store.claim(5) == []
 
 
-def test_j17_a_running_job_is_only_asked(store: Store) -> None:
+def test_j17_a_running_job_gets_only_a_cancel_request(store: Store) -> None:
     [job_id] = store.enqueue()
     [job] = store.claim(1)
     assert store.run(ops.cancel([job_id], by="ann", why="a mistake", now=NOW + 5)) == {job_id: State.RUNNING}
@@ -484,7 +484,7 @@ def test_j17_a_running_job_is_only_asked(store: Store) -> None:
 
 @pytest.mark.parametrize("end", [State.SUCCEEDED, State.PARTIAL, State.DEAD])
 @pytest.mark.parametrize("key", [None, "k"])
-def test_j17_what_ended_after_it_was_asked_to_cancel_ended_as_it_says(
+def test_j17_a_job_that_ends_after_a_cancel_request_keeps_its_own_end(
     store: Store, end: State, key: str | None
 ) -> None:
     new = NewJob(new_id(), "1", key=key)
@@ -499,7 +499,7 @@ def test_j17_what_ended_after_it_was_asked_to_cancel_ended_as_it_says(
 
 
 @pytest.mark.parametrize("how", ["retry", "release", "snooze", "wait", "crash", "rescue"])
-def test_j17_a_job_that_was_asked_to_cancel_does_not_come_back(store: Store, how: str) -> None:
+def test_j17_a_job_with_a_cancel_request_is_not_retried(store: Store, how: str) -> None:
     batch = Batch(store, open=1)
     [job_id] = store.enqueue(batch_id=batch.id)
     [job] = store.claim(1)
@@ -530,7 +530,7 @@ def test_j17_a_job_that_was_asked_to_cancel_does_not_come_back(store: Store, how
     assert store.claim(5) + store.claim(5, alone=True) == []
 
 
-def test_j17_cancelling_what_has_ended_or_never_was_changes_nothing(store: Store) -> None:
+def test_j17_cancelling_an_ended_or_unknown_job_changes_nothing(store: Store) -> None:
     with no_loss(store):
         [dead] = store.dead()
         [done] = store.enqueue()
@@ -587,7 +587,7 @@ def test_j20_a_keyed_result_is_kept_as_long_as_its_key(store: Store) -> None:
     assert store.enqueue_key("k").id != first.id
 
 
-def test_j20_the_result_goes_with_the_row_when_the_row_goes_first(store: Store) -> None:
+def test_j20_the_result_is_deleted_with_a_row_that_expires_first(store: Store) -> None:
     [job_id] = store.enqueue(keep_ms=500, result_ttl_ms=1000)
     store.succeed(store.claim(1)[0], '"r"')
     store.now += 499

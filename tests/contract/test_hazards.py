@@ -142,7 +142,7 @@ def test_j09_a_turn_of_mixed_endings_never_meets_a_beat_or_a_cancel_in_a_circle(
 # Claims
 
 
-def test_j08_a_claim_asked_again_waits_for_its_first_try_that_is_still_on_its_way(fleet):
+def test_j08_a_repeated_claim_waits_for_its_first_try_in_flight(fleet):
     fleet.enqueue(4, max_attempts=1)
     claim = ops.claim("default", limit=2, token=new_token(), worker="w1", now=fleet.now)
     with psycopg.connect(fleet.url) as lost, ThreadPoolExecutor(1) as threads:
@@ -172,7 +172,7 @@ def lose_every_answer(store: Store) -> None:
 
 @pytest.mark.parametrize("end", [DONE, DEAD])
 @pytest.mark.parametrize("key", [None, "k"])
-def test_j01_an_enqueue_whose_answer_stays_lost_tells_how_to_ask_once_more(store, key, end):
+def test_j01_an_enqueue_without_an_answer_raises_with_the_operation_to_repeat(store, key, end):
     store.driver._pauses = ()
     lose_every_answer(store)
     with pytest.raises(AnswerLost) as lost:
@@ -224,7 +224,7 @@ def test_j05_terms_that_no_store_could_keep_are_refused_before_anything_is_writt
     assert store.snapshot() == before
 
 
-def test_j25_what_is_not_json_is_refused_wherever_it_comes_in(store):
+def test_j25_invalid_json_is_refused_at_every_entry(store):
     store.dead()
     [job] = store.enqueue() and store.claim()
     before = store.snapshot()
@@ -238,7 +238,7 @@ def test_j25_what_is_not_json_is_refused_wherever_it_comes_in(store):
     assert store.snapshot() == before
 
 
-def test_j25_a_row_that_somebody_broke_by_hand_does_not_hide_the_others(store):
+def test_j25_a_row_broken_by_hand_does_not_hide_the_others(store):
     ids = store.enqueue(2)
     store.query("update duly_job set payload = '{oops' where id = ?", ids[0])
     assert [job.payload for job in store.run(ops.listing(now=store.now))] == [{"n": 1}, "{oops"]
@@ -251,7 +251,7 @@ def test_r05_a_replay_takes_no_key_and_no_payload_that_an_enqueue_would_refuse()
         ops.replay([Replay(new_id(), new_id(), payload=f'"{"x" * 96_000}"')])
 
 
-def test_j06_a_claim_of_fewer_than_none_and_an_id_that_is_none_are_refused(store):
+def test_j06_a_negative_claim_and_an_invalid_id_are_refused(store):
     store.enqueue()
     with pytest.raises(ConfigError, match="0 or more"):
         store.claim(-1)
@@ -278,7 +278,7 @@ def half(conn: Any) -> None:
         caller.run(conn, spoiled(ops.enqueue(Terms("work"), [NewJob(new_id(), "{}", key="k")])))
 
 
-def test_j02_a_caller_who_goes_on_after_a_refused_enqueue_commits_nothing_of_it(file):
+def test_j02_a_caller_that_continues_after_a_refused_enqueue_commits_none_of_it(file):
     conn = sqlite3.connect(file.path)
     conn.execute("insert into duly_meta values ('mine', '1')")
     half(conn)
@@ -319,7 +319,7 @@ def test_j02_a_cursor_is_no_connection(file):
     conn.close()
 
 
-def test_j09_a_finish_on_the_callers_connection_is_told_that_the_lease_is_lost(file):
+def test_j09_a_finish_on_the_callers_connection_returns_lost(file):
     file.enqueue()
     [job] = file.claim()
     stale = Finish(job, DONE)
@@ -336,7 +336,7 @@ def test_j09_a_finish_on_the_callers_connection_is_told_that_the_lease_is_lost(f
 
 @pytest.mark.parametrize("keys", [None, ["one", "two"]], ids=["plain", "keyed"])
 @pytest.mark.parametrize("keep_ms", [0, 1])
-def test_j09_a_stale_token_ends_no_job_whatever_that_would_leave_behind(store, keep_ms, keys):
+def test_j09_a_stale_token_ends_no_job_of_any_keep(store, keep_ms, keys):
     if isinstance(store, D1Store):
         store.lose(None)  # a keyless job that leaves nothing is never enqueued twice by itself
     if keys is None:
@@ -398,7 +398,7 @@ def test_r05_one_dead_job_named_twice_is_replayed_once(store):
     assert store.query("select count(*) from duly_job") == [(1,)]
 
 
-def test_r09_what_is_resolved_is_settled_for_good_unless_forced(store):
+def test_r09_a_resolved_job_is_replayed_only_with_force(store):
     [dead] = store.dead()
     store.run(ops.resolve([dead], by="ann", why="paid by hand", now=store.now))
     [refused] = store.run(ops.replay([Replay(dead, new_id())], by="bob", why="again", now=store.now))
@@ -431,7 +431,7 @@ def test_r04_an_ending_that_the_database_refuses_for_its_data_is_sent_once_more_
     store.close()
 
 
-def test_an_id_is_found_however_it_is_spelt_and_what_is_no_id_is_that_of_no_job(store):
+def test_an_id_is_found_in_any_spelling_and_an_invalid_one_matches_no_job(store):
     [job_id] = store.enqueue()
     assert store.get(job_id.upper()).id == job_id
     for wrong in ("nope", "", "0" * 40):
@@ -458,7 +458,7 @@ def test_j01_a_reader_that_stays_does_not_stop_writers(file, monkeypatch):
     assert file.query("select count(*) from duly_job") == [(20,)]
 
 
-def test_j01_a_process_that_checkpoints_in_vain_keeps_the_others_from_it_while_it_rests(file, monkeypatch, caplog):
+def test_j01_after_a_failed_checkpoint_all_processes_pause_checkpoints(file, monkeypatch, caplog):
     monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1)
     monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.05)
     reader = sqlite3.connect(file.path, isolation_level=None)
@@ -480,7 +480,7 @@ def test_j01_a_process_that_checkpoints_in_vain_keeps_the_others_from_it_while_i
     reader.close()
 
 
-def test_j01_a_writer_stands_back_while_another_process_checkpoints(file):
+def test_j01_a_writer_waits_while_another_process_checkpoints(file):
     file.enqueue()
     log = checkpoint.Log(file.driver.wal)
     with ThreadPoolExecutor(1) as threads, log.mine():
@@ -493,7 +493,7 @@ def test_j01_a_writer_stands_back_while_another_process_checkpoints(file):
     assert file.query("select count(*) from duly_job") == [(2,)]
 
 
-def test_j01_a_writer_whose_connection_broke_stands_back_for_the_log_that_is_there_now(file):
+def test_j01_a_writer_with_a_new_connection_waits_for_the_current_wal(file):
     """Its connection was the only one: SQLite removed the log when it was closed, and made another."""
     file.enqueue()
     writer = file.driver._writer
@@ -510,7 +510,7 @@ def test_j01_a_writer_whose_connection_broke_stands_back_for_the_log_that_is_the
     log.close()
 
 
-def test_j01_a_log_is_written_over_and_its_file_does_not_grow(file, emptied, monkeypatch):
+def test_j01_a_wal_is_overwritten_and_its_file_does_not_grow(file, emptied, monkeypatch):
     monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 300_000)
     sizes, salts, ids = [], set(), []
     for _ in range(5):
@@ -541,7 +541,7 @@ def test_j01_the_file_of_a_new_log_grows_by_many_commits_at_a_time(file):
     conn.close()
 
 
-def test_j01_a_commit_asks_for_no_times_of_the_log(file, monkeypatch):
+def test_j01_a_commit_does_not_stat_the_wal(file, monkeypatch):
     """After such a question Linux dates the next write exactly, which took a fifth of the time of a lone enqueue."""
     file.enqueue()
     asked = []
@@ -554,7 +554,7 @@ def test_j01_a_commit_asks_for_no_times_of_the_log(file, monkeypatch):
     assert asked == [(file.path,)]
 
 
-def test_j01_room_is_made_only_behind_what_others_have_written(file, monkeypatch):
+def test_j01_the_wal_is_extended_only_behind_the_writes_of_others(file, monkeypatch):
     """Two writers in turns, each of whom makes room at every commit."""
     monkeypatch.setattr(checkpoint, "ROOM_BYTES", 5000)
     monkeypatch.setattr(checkpoint.Log, "_has_little_room", lambda log, size: True)
@@ -567,7 +567,7 @@ def test_j01_room_is_made_only_behind_what_others_have_written(file, monkeypatch
     conn.close()
 
 
-def test_j01_room_is_made_under_the_lock_of_writers(file, monkeypatch):
+def test_j01_the_wal_is_extended_under_the_lock_of_writers(file, monkeypatch):
     """Another may write behind the end of the file until then."""
     locked = []
 
@@ -584,7 +584,7 @@ def test_j01_room_is_made_under_the_lock_of_writers(file, monkeypatch):
     assert locked == [file.driver.wal]
 
 
-def test_j01_a_log_that_no_room_can_be_made_for_is_written_all_the_same(file, monkeypatch):
+def test_j01_a_wal_that_cannot_be_extended_is_still_written(file, monkeypatch):
     def full(path: str, count: int, *, onto: os.stat_result) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
@@ -593,7 +593,7 @@ def test_j01_a_log_that_no_room_can_be_made_for_is_written_all_the_same(file, mo
     assert file.state(job_id) == "ready"
 
 
-def test_j01_no_room_is_made_in_a_file_that_was_put_in_its_place(file, tmp_path):
+def test_j01_a_replaced_wal_file_is_not_extended(file, tmp_path):
     file.enqueue()
     os.rename(file.driver.wal, tmp_path / "moved-wal")
     Path(file.driver.wal).write_bytes(b"somebody else's")
@@ -609,7 +609,7 @@ def test_j01_no_room_is_made_in_a_file_that_was_put_in_its_place(file, tmp_path)
         os.replace(tmp_path / "moved-wal", file.driver.wal)
 
 
-def test_j01_a_log_that_has_not_begun_does_not_grow_by_what_changes_nothing(tmp_path):
+def test_j01_an_empty_wal_does_not_grow_by_writes_without_effect(tmp_path):
     SQLiteStore(tmp_path / "duly.db").close()
     store = SQLiteStore(tmp_path / "duly.db")
     for _ in range(20):
@@ -626,7 +626,7 @@ def copied(store: SQLiteStore) -> Path:
     return target
 
 
-def test_j01_a_log_that_has_grown_too_long_is_cut(file, emptied, monkeypatch):
+def test_j01_a_wal_that_is_too_long_is_truncated(file, emptied, monkeypatch):
     monkeypatch.setattr(checkpoint, "MOST_KEPT_BYTES", 300_000)
     while os.stat(file.driver.wal).st_size <= 300_000:  # as if a reader had stayed
         file.enqueue(20)
@@ -637,7 +637,7 @@ def test_j01_a_log_that_has_grown_too_long_is_cut(file, emptied, monkeypatch):
     assert file.query("pragma integrity_check") == [("ok",)]
 
 
-def test_j01_where_one_writer_checkpoints_the_other_begins_the_log_anew_too(file, emptied, monkeypatch):
+def test_j01_after_a_checkpoint_of_one_writer_the_other_restarts_the_wal_too(file, emptied, monkeypatch):
     monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 300_000)
     other = SQLiteStore(file.path)
     ids = []
@@ -653,7 +653,7 @@ def test_j01_where_one_writer_checkpoints_the_other_begins_the_log_anew_too(file
     assert file.query("pragma integrity_check") == [("ok",)]
 
 
-def test_j01_a_log_that_another_has_locked_is_begun_anew_by_him(file):
+def test_j01_a_wal_locked_by_another_writer_is_restarted_by_that_writer(file):
     with closing(file.driver.connect(busy_s=0)) as conn, closing(file.driver.connect()) as theirs:
         theirs.execute("create table theirs (number)")
         conn.execute("pragma wal_checkpoint(restart)")
@@ -683,7 +683,7 @@ def salt_of(path):
 
 
 @pytest.mark.parametrize("page_bytes", [512, 4096, 65536])
-def test_j01_a_log_is_as_long_as_what_was_written_since_it_began_anew(tmp_path, monkeypatch, page_bytes):
+def test_j01_the_length_of_a_wal_counts_from_its_last_restart(tmp_path, monkeypatch, page_bytes):
     monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1_000_000)
     path = str(tmp_path / "theirs.db-wal")
     conn = sqlite3.connect(tmp_path / "theirs.db", isolation_level=None)
@@ -704,7 +704,7 @@ def test_j01_a_log_is_as_long_as_what_was_written_since_it_began_anew(tmp_path, 
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x37\x7f\x06\x82", bytes(20), bytes(300_000)])
-def test_j01_a_log_in_which_nothing_stands_is_not_long(tmp_path, content):
+def test_j01_an_empty_wal_has_no_length(tmp_path, content):
     path = tmp_path / "duly.db-wal"
     if content is not None:
         path.write_bytes(content)
@@ -724,7 +724,7 @@ def test_j01_a_write_is_not_refused_as_locked_while_others_get_the_lock(tmp_path
     store.close()
 
 
-def test_j01_a_file_is_made_ready_while_others_get_the_lock(tmp_path, monkeypatch):
+def test_j01_a_file_is_prepared_while_others_get_the_lock(tmp_path, monkeypatch):
     """Eight processes open a new file at once: the last to find no tables in it waits for all that the others write."""
     driver = sqlite.SQLiteDriver(tmp_path / "duly.db", busy_s=0.2)
     enqueue_while_another_commits_again_and_again(driver, monkeypatch)
@@ -795,7 +795,7 @@ def test_j01_a_fork_waits_until_no_read_is_under_way(file):
     assert file.enqueue()
 
 
-def test_j01_reads_in_many_threads_and_a_file_that_is_closed_again_and_again_leave_no_reader_behind(file):
+def test_j01_reads_in_threads_while_the_file_is_closed_repeatedly_leave_no_reader(file):
     ids = file.enqueue(1)
     stop = threading.Event()
 
@@ -817,7 +817,7 @@ def test_j01_reads_in_many_threads_and_a_file_that_is_closed_again_and_again_lea
     assert file.state(ids[0]) == "ready"
 
 
-def test_j01_whatever_befalls_the_writer_the_next_write_goes_through(file):
+def test_j01_after_any_failure_of_the_writer_the_next_write_succeeds(file):
     failures = [KeyboardInterrupt(), SystemExit(1), RuntimeError("a bug")]
 
     def hook(point: Point) -> None:
@@ -840,7 +840,7 @@ def test_j01_a_path_that_is_no_file_is_refused(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_j22_the_wal_of_a_file_behind_a_link_is_kept_short(tmp_path, emptied, monkeypatch):
+def test_j22_the_wal_of_a_linked_file_is_kept_short(tmp_path, emptied, monkeypatch):
     monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 50_000)
     (tmp_path / "real").mkdir()
     os.symlink(tmp_path / "real" / "duly.db", tmp_path / "link.db")
@@ -855,7 +855,7 @@ def test_j22_the_wal_of_a_file_behind_a_link_is_kept_short(tmp_path, emptied, mo
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_j06_a_server_that_isolates_more_than_we_need_changes_nothing(fleet, level):
+def test_j06_a_stricter_isolation_level_changes_nothing(fleet, level):
     fleet.query(f"alter database {fleet.url.rpartition('/')[2]} set default_transaction_isolation = '{level}'")
     ids = fleet.enqueue(200)
     fleet.driver.close()
@@ -880,7 +880,7 @@ def test_j25_a_refusal_does_not_quote_the_row_and_its_payload(fleet):
     assert "secret" not in str(refused.value)
 
 
-def test_j27_what_the_server_cancels_is_known_not_to_be_written(fleet):
+def test_j27_a_statement_cancelled_by_the_server_is_reported_as_not_written(fleet):
     [job_id] = fleet.enqueue()
     hurried = PostgresDriver(f"{fleet.url}?options=-c%20statement_timeout%3D100")
     with psycopg.connect(fleet.url) as theirs:

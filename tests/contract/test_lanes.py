@@ -98,7 +98,7 @@ def test_b06_every_key_has_a_cap_of_its_own(store: Store) -> None:
     assert Counter(job.lane for job in take(store)) == {"t:a": 2, "t:b": 2, "t:c": 2}
 
 
-def test_b06_a_job_says_which_lane_it_is_in_live_and_finished(store: Store) -> None:
+def test_b06_a_live_or_finished_job_has_its_lane(store: Store) -> None:
     limit(store, cap=2)
     [plain] = add(store, None)
     [laned] = add(store, lane_of("t", "a"))
@@ -110,7 +110,7 @@ def test_b06_a_job_says_which_lane_it_is_in_live_and_finished(store: Store) -> N
     assert [job.lane for job in store.run(ops.dead_list())] == ["t:a"]
 
 
-def test_b06_what_runs_counts_past_the_end_of_its_lease_and_no_more_when_it_is_rescued(store: Store) -> None:
+def test_b06_a_running_job_counts_after_its_lease_expired_until_it_is_rescued(store: Store) -> None:
     limit(store, cap=1)
     add(store, "t", 2, lease_ms=1000)
     [job] = take(store)
@@ -137,7 +137,7 @@ def test_b06_a_suspect_runs_alone_and_within_the_cap(store: Store) -> None:
     assert ids(take(store, now=late, alone=True)) == {job.id}
 
 
-def test_b06_a_job_without_a_lane_pays_nothing_and_takes_nothing(store: Store) -> None:
+def test_b06_a_job_without_a_lane_uses_no_lane_rows(store: Store) -> None:
     limit(store, cap=1)
     [plain] = add(store, None)
     [laned] = add(store, "t")
@@ -145,7 +145,7 @@ def test_b06_a_job_without_a_lane_pays_nothing_and_takes_nothing(store: Store) -
     assert ids(take(store)) == {laned}
 
 
-def test_b06_a_claim_takes_no_more_than_it_asks_for_and_of_every_lane_one_first(store: Store) -> None:
+def test_b06_a_claim_takes_at_most_its_limit_and_one_job_of_each_lane_first(store: Store) -> None:
     limit(store, cap=5)
     add(store, "t:a", 100)
     add(store, "t:b", 100)
@@ -154,7 +154,7 @@ def test_b06_a_claim_takes_no_more_than_it_asks_for_and_of_every_lane_one_first(
     assert Counter(job.lane for job in take(store, 4)) == {"t:a": 2, "t:b": 1, "t:c": 1}
 
 
-def test_b06_who_goes_round_begins_behind_where_he_was(store: Store) -> None:
+def test_b06_the_round_robin_starts_after_the_last_lane(store: Store) -> None:
     limit(store, cap=5)
     for tenant in "abcd":
         add(store, f"t:{tenant}", 5)
@@ -183,7 +183,7 @@ def test_b06_lanes_that_another_claim_has_are_passed_by(postgres_url: str) -> No
         assert ([job.id for job in taken.jobs], taken.passed_by) == ([free], True)
 
 
-def test_b06_lanes_that_another_claim_has_are_waited_for_where_that_is_asked(postgres_url: str) -> None:
+def test_b06_lanes_locked_by_another_claim_are_waited_for_on_request(postgres_url: str) -> None:
     with closing(PostgresStore(postgres_url)) as store, held(store, "t:a") as other, ThreadPoolExecutor(1) as beside:
         limit(store, cap=1)
         [first, _] = add(store, "t:a", 2)
@@ -194,7 +194,7 @@ def test_b06_lanes_that_another_claim_has_are_waited_for_where_that_is_asked(pos
         assert [job.id for job in taken.result()] == [first]
 
 
-def test_b06_tasks_take_turns_whatever_order_the_database_has_for_text(postgres: PostgresServer) -> None:
+def test_b06_tasks_take_turns_under_any_collation(postgres: PostgresServer) -> None:
     with psycopg.connect(postgres.url, autocommit=True) as admin:
         admin.execute("create database turns template template0 locale 'C' locale_provider icu icu_locale 'en-US'")
     url = postgres.url_of("turns")
@@ -211,7 +211,7 @@ def test_b06_tasks_take_turns_whatever_order_the_database_has_for_text(postgres:
     assert served[1:] == ["B", "a", "c"] * 2
 
 
-def test_b06_a_claim_says_where_it_stopped_looking(store: Store) -> None:
+def test_b06_a_claim_returns_where_it_stopped(store: Store) -> None:
     if isinstance(store, D1Store):
         store.lose(None)  # asked again, a claim knows what it got, not where it stopped
     limit(store, cap=1)
@@ -228,7 +228,7 @@ def test_b06_a_claim_says_where_it_stopped_looking(store: Store) -> None:
     assert claim(5) == {}
 
 
-def test_b06_limits_are_changed_at_run_time_and_go_back_to_what_the_code_says(store: Store) -> None:
+def test_b06_limits_are_changed_at_run_time_and_reset_to_the_code(store: Store) -> None:
     limit(store, cap=2)
     add(store, "t", 9)
     store.run(lanes.limit("t", cap=4, by="me", why="more", now=NOW))
@@ -247,7 +247,7 @@ def test_b06_limits_are_changed_at_run_time_and_go_back_to_what_the_code_says(st
     ]
 
 
-def test_b06_what_the_code_no_longer_says_holds_no_longer(store: Store) -> None:
+def test_b06_a_limit_removed_from_the_code_ends(store: Store) -> None:
     limit(store, cap=1)
     add(store, "t", 3)
     assert len(take(store)) == 1
@@ -255,7 +255,7 @@ def test_b06_what_the_code_no_longer_says_holds_no_longer(store: Store) -> None:
     assert len(take(store)) == 2
 
 
-def test_b06_a_paused_task_and_a_paused_queue_give_nothing(store: Store) -> None:
+def test_b06_a_paused_task_or_queue_gives_no_job(store: Store) -> None:
     add(store, "t", 2)
     store.run(ops.pause("task", "t", by="me", why="so", now=NOW))
     assert take(store) == []
@@ -266,7 +266,7 @@ def test_b06_a_paused_task_and_a_paused_queue_give_nothing(store: Store) -> None
     assert len(take(store)) == 2
 
 
-def test_b06_a_task_that_nobody_asks_for_is_left_alone(store: Store) -> None:
+def test_b06_a_task_that_is_not_requested_is_left_alone(store: Store) -> None:
     add(store, "u", 1, task="u")
     assert take(store) == []
     assert store.run(lanes.tasks("default")) == ["u"]
@@ -295,7 +295,7 @@ def test_j05_a_job_of_a_lane_is_not_claimed_before_it_is_due_nor_after_it_has_ex
     assert ids(take(store, now=NOW + 100)) == {job}
 
 
-def test_j08_a_claim_of_lanes_whose_answer_was_lost_is_recalled_and_takes_no_more(store: Store) -> None:
+def test_j08_a_claim_of_lanes_with_a_lost_answer_is_recalled_and_takes_no_more(store: Store) -> None:
     limit(store, cap=5)
     add(store, "t", 3)
     op = lanes.claim("default", [Walk("t")], limit=2, lanes=9, token=new_token(), worker="w", now=NOW)
@@ -305,7 +305,7 @@ def test_j08_a_claim_of_lanes_whose_answer_was_lost_is_recalled_and_takes_no_mor
     assert len(take(store)) == 1
 
 
-def test_j19_a_lane_of_a_task_that_nobody_knows_is_parked_and_woken(store: Store) -> None:
+def test_j19_a_lane_of_an_unknown_task_is_parked_and_woken(store: Store) -> None:
     store.run(ops.register("w", host="h", pid=1, queues=["default"], tasks=["t"], beat_ms=1000, now=NOW))
     add(store, "u:a", 2, task="u")
     add(store, "t", 1)
@@ -338,7 +338,7 @@ def test_b07_a_trickle_is_not_delayed(store: Store) -> None:
         assert len(take(store, now=moment)) == 1
 
 
-def test_b07_what_was_claimed_counts_whether_or_not_it_has_ended(store: Store) -> None:
+def test_b07_claimed_jobs_count_whether_or_not_they_ended(store: Store) -> None:
     limit(store, rate_count=1, rate_ms=1000)
     add(store, "t", 2)
     [job] = take(store)
@@ -432,7 +432,7 @@ def test_b08_a_retrying_head_blocks_its_key_only(store: Store) -> None:
     assert second not in ids(take(store, ordered=True, now=NOW + 500))
 
 
-def test_b08_a_delayed_head_holds_those_behind_it(store: Store) -> None:
+def test_b08_a_delayed_first_job_holds_the_following_ones(store: Store) -> None:
     [first] = add(store, "t:a", 1, ordering="skip", delay_ms=100)
     add(store, "t:a", 1, ordering="skip")
     assert take(store, ordered=True) == []
@@ -474,7 +474,7 @@ def test_b08_a_cancelled_head_lets_the_next_begin(store: Store) -> None:
     assert ids(take(store, ordered=True)) == {second}
 
 
-def test_b08_a_lane_that_was_pruned_begins_anew_but_not_while_a_dead_job_holds_its_place(store: Store) -> None:
+def test_b08_a_pruned_lane_starts_again_unless_a_dead_job_blocks_it(store: Store) -> None:
     [first] = add(store, "t:a", 1, ordering="block")
     [job] = take(store, ordered=True)
     store.run(ops.finish([Finish(job, FAILED)], now=NOW))

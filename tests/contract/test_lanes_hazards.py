@@ -76,7 +76,7 @@ def test_b09_a_paused_task_is_not_walked(store: Store) -> None:
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
 @pytest.mark.parametrize("analyzed", [False, True])
-def test_b06_a_claim_does_not_read_all_the_lanes_there_are(store: PostgresStore, analyzed: bool) -> None:
+def test_b06_a_claim_does_not_read_all_lanes(store: PostgresStore, analyzed: bool) -> None:
     store.query(
         "insert into duly_lane (name, task, used_at) select 'x:' || n, 'x', 1 from generate_series(1, 20000) as n"
     )

@@ -87,12 +87,12 @@ def payload_of(fleet: PostgresStore, job_id: str) -> str:
     ],
     ids=["quotes", "escapes", "letters", "large"],
 )
-def test_j01_a_lone_job_is_stored_to_the_letter(fleet: PostgresStore, direct: list[bool], payload: str) -> None:
+def test_j01_a_lone_job_is_stored_exactly(fleet: PostgresStore, direct: list[bool], payload: str) -> None:
     assert payload_of(fleet, enqueue(fleet.driver, payload)) == payload
     assert direct == [True]
 
 
-def test_j01_more_than_the_socket_takes_at_once_arrives(
+def test_j01_a_statement_larger_than_the_socket_buffer_arrives(
     fleet: PostgresStore, direct: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("duly.rules.codec.check_size", lambda payload, task: None)
@@ -102,9 +102,7 @@ def test_j01_more_than_the_socket_takes_at_once_arrives(
     assert direct == [True, True]
 
 
-def test_j01_what_the_server_refuses_is_told_and_the_connection_serves_on(
-    fleet: PostgresStore, direct: list[bool]
-) -> None:
+def test_j01_a_refused_enqueue_raises_and_the_connection_stays_usable(fleet: PostgresStore, direct: list[bool]) -> None:
     taken = enqueue(fleet.driver)
     pid = backend(fleet)
     with pytest.raises(StoreRefused, match="duplicate key"):
@@ -123,7 +121,7 @@ def backend(fleet: PostgresStore) -> int:
         return conn.info.backend_pid
 
 
-def test_j01_who_is_interrupted_while_he_waits_leaves_no_connection_in_the_middle_of_a_word(
+def test_j01_an_interrupted_caller_leaves_no_connection_inside_a_message(
     fleet: PostgresStore, direct: list[bool]
 ) -> None:
     enqueue(fleet.driver)
@@ -179,7 +177,7 @@ def test_j01_letters_are_written_in_the_encoding_of_the_connection(postgres_url:
     store.close()
 
 
-def test_a_lone_enqueue_wakes_who_sleeps_and_else_sends_nothing_more(
+def test_a_lone_enqueue_notifies_only_idle_workers(
     fleet: PostgresStore, direct: list[bool], hints: list[object]
 ) -> None:
     with psycopg.connect(fleet.url, autocommit=True) as sleeper:
@@ -228,7 +226,7 @@ def holders(fleet: PostgresStore, lock: int, *, granted: bool = True) -> int:
     return int(count)
 
 
-def test_who_falls_asleep_while_a_job_is_being_added_waits_for_its_commit_and_then_looks(
+def test_a_worker_going_idle_during_an_enqueue_waits_for_its_commit_and_claims(
     fleet: PostgresStore, watch: tuple[Watch, threading.Event]
 ) -> None:
     """It would not see the job, and who adds it has been told that all are awake."""
@@ -244,9 +242,7 @@ def test_who_falls_asleep_while_a_job_is_being_added_waits_for_its_commit_and_th
     assert holders(fleet, ADDING) == 1
 
 
-def test_who_waits_to_fall_asleep_hears_hints_meanwhile(
-    fleet: PostgresStore, watch: tuple[Watch, threading.Event]
-) -> None:
+def test_a_worker_waiting_to_go_idle_receives_hints(fleet: PostgresStore, watch: tuple[Watch, threading.Event]) -> None:
     sleeper, called = watch
     with adding(fleet):
         sleeper.arm()
@@ -258,7 +254,7 @@ def test_who_waits_to_fall_asleep_hears_hints_meanwhile(
         assert holders(fleet, ADDING) == 0
 
 
-def test_who_waits_to_fall_asleep_is_armed_and_closed_without_waiting_for_that(
+def test_a_worker_waiting_to_go_idle_is_armed_and_closed_at_once(
     fleet: PostgresStore, watch: tuple[Watch, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeper, _ = watch
@@ -274,7 +270,7 @@ def test_who_waits_to_fall_asleep_is_armed_and_closed_without_waiting_for_that(
         assert holders(fleet, PARKED) == 0
 
 
-def test_a_server_that_lets_nobody_wait_for_long_is_not_said_to_be_away(
+def test_a_server_with_a_short_lock_timeout_is_not_reported_as_away(
     fleet: PostgresStore, watch: tuple[Watch, threading.Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet.query("alter database current set statement_timeout = '20ms'".replace("current", database_of(fleet)))
@@ -295,7 +291,7 @@ def database_of(fleet: PostgresStore) -> str:
     return str(fleet.query("select current_database()")[0][0])
 
 
-def test_those_who_add_at_once_take_each_other_for_asleep_and_ask_but_wake_nobody(
+def test_concurrent_enqueues_take_each_other_for_idle_and_wake_no_worker(
     fleet: PostgresStore, direct: list[bool], hints: list[object]
 ) -> None:
     with psycopg.connect(fleet.url) as other:
@@ -308,7 +304,9 @@ def test_those_who_add_at_once_take_each_other_for_asleep_and_ask_but_wake_nobod
             assert list(listener.notifies(timeout=0.2)) == []
 
 
-def test_j01_who_is_hung_up_on_while_he_waits_asks_again(fleet: PostgresStore, direct: list[bool]) -> None:
+def test_j01_a_caller_retries_when_its_connection_closes_during_the_wait(
+    fleet: PostgresStore, direct: list[bool]
+) -> None:
     """Whether the end of the connection comes with the server's last word or after it is a matter of chance."""
     with ThreadPoolExecutor(1) as threads:
         for _ in range(8):
@@ -330,14 +328,14 @@ class Level(int, Enum):
     HIGH = 5
 
 
-def test_j01_members_of_enums_are_stored_as_what_they_are(fleet: PostgresStore, direct: list[bool]) -> None:
+def test_j01_members_of_enums_are_stored_as_their_values(fleet: PostgresStore, direct: list[bool]) -> None:
     job_id = enqueue(fleet.driver, queue=Queue.MAIL, priority=Level.HIGH)
     assert fleet.query("select queue, priority from duly_job where id = ?", job_id) == [("mail", 5)]
     assert direct == [True]
 
 
 @pytest.mark.parametrize("how", ["deallocate all", "discard all", "deallocate {name}"])
-def test_j01_a_connection_whose_prepared_statements_were_deallocated_serves_on(
+def test_j01_a_connection_with_deallocated_statements_stays_usable(
     fleet: PostgresStore, direct: list[bool], hints: list[object], how: str
 ) -> None:
     """Another program can do so past psycopg, which then executes a statement that the server does not know."""
@@ -359,7 +357,7 @@ def test_j01_a_connection_whose_prepared_statements_were_deallocated_serves_on(
     assert len(hints) == 3
 
 
-def test_j01_every_operation_goes_on_where_prepared_statements_were_deallocated(postgres_url: str) -> None:
+def test_j01_every_operation_works_after_its_statements_were_deallocated(postgres_url: str) -> None:
     driver = PostgresDriver(postgres_url, connections=1)
     store = PostgresStore(postgres_url)
     store.driver.close()
@@ -385,7 +383,7 @@ def run_a_job(store: PostgresStore, key: str, before_each: Callable[[], None]) -
     store.driver.run(ops.finish([Finish(job, Change(State.SUCCEEDED))]))
 
 
-def test_j01_who_is_interrupted_while_his_statement_is_prepared_leaves_a_connection_that_serves_on(
+def test_j01_an_interrupt_during_prepare_leaves_a_usable_connection(
     fleet: PostgresStore,
 ) -> None:
     with interrupted_while_blocked(fleet):
@@ -394,7 +392,7 @@ def test_j01_who_is_interrupted_while_his_statement_is_prepared_leaves_a_connect
         assert payload_of(fleet, enqueue(fleet.driver, str(number))) == str(number)
 
 
-def test_j01_who_may_not_ask_who_sleeps_enqueues_all_the_same(postgres_url: str, hints: list[object]) -> None:
+def test_j01_a_role_that_cannot_read_idle_workers_can_still_enqueue(postgres_url: str, hints: list[object]) -> None:
     store = PostgresStore(postgres_url)
     signature = "pg_try_advisory_xact_lock(bigint)"
     store.query(f"revoke execute on function {signature} from public")

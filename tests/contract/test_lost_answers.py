@@ -688,7 +688,7 @@ def test_j01_a_write_whose_answer_was_lost_is_repeated_without_harm(twins: tuple
 
 @pytest.mark.parametrize("twins", ["sqlite", "postgres"], indirect=True)  # D1 commits what it has been sent
 @pytest.mark.parametrize("which", SCENARIOS)
-def test_j01_a_write_that_never_came_to_its_commit_is_repeated_too(twins: tuple[Store, Store], which: str) -> None:
+def test_j01_a_write_that_failed_before_its_commit_is_repeated_too(twins: tuple[Store, Store], which: str) -> None:
     """Seen from outside this is the same: nobody can tell whether it was written."""
     calm, shaken = twins
     scenario = SCENARIOS[which]
@@ -704,7 +704,7 @@ def test_j01_a_write_that_never_came_to_its_commit_is_repeated_too(twins: tuple[
 @pytest.mark.parametrize(
     "which", ["enqueue", "enqueue keys", "claim", "finish mixed", "cancel", "schedules.fire", "batches.add"]
 )
-def test_j01_a_coroutine_asks_again_like_anybody_else(twins: tuple[Store, Store], which: str) -> None:
+def test_j01_a_coroutine_retries_too(twins: tuple[Store, Store], which: str) -> None:
     scenario = SCENARIOS[which]
     calm, shaken = twins
     expected = asyncio.run(calm.driver.arun(scenario.op(calm)))
@@ -716,7 +716,7 @@ def test_j01_a_coroutine_asks_again_like_anybody_else(twins: tuple[Store, Store]
     assert answer == scenario.answer(expected)
 
 
-def test_j01_three_lost_answers_are_asked_for_again_and_a_fourth_is_told(twins: tuple[Store, Store]) -> None:
+def test_j01_three_lost_answers_are_retried_and_the_fourth_raises(twins: tuple[Store, Store]) -> None:
     store, _ = twins
     lost = lose(store, times=3)
     assert store.run(enqueue(store)) == [Enqueued(name(1)), Enqueued(name(2))]
@@ -729,7 +729,7 @@ def test_j01_three_lost_answers_are_asked_for_again_and_a_fourth_is_told(twins: 
 
 
 @pytest.mark.parametrize("asked", [Driver.run, lambda driver, op: asyncio.run(driver.arun(op))], ids=["run", "arun"])
-def test_j01_what_leaves_no_trace_is_not_repeated(twins: tuple[Store, Store], asked: Callable[..., Any]) -> None:
+def test_j01_a_keyless_job_of_keep_0_is_not_repeated(twins: tuple[Store, Store], asked: Callable[..., Any]) -> None:
     store, _ = twins
     lost = lose(store, times=9)
     with pytest.raises(EnqueueUnknown):

@@ -225,7 +225,7 @@ def all_steps(dialect: Dialect) -> tuple[Migration, ...]:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 @pytest.mark.parametrize("schema", range(1, LAST))
-def test_u01_a_database_of_an_older_schema_becomes_one_of_this_version_and_nothing_is_lost(
+def test_u01_an_older_schema_is_migrated_to_this_version_without_loss(
     tmp_path: Path, empty: str, kind: str, schema: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = {"sqlite": lambda: SQLiteStore(tmp_path / "duly.db"), "postgres": lambda: PostgresStore(empty)}[kind]
@@ -352,7 +352,7 @@ def test_eight_processes_that_open_a_new_file_at_once_all_succeed(tmp_path: Path
 # Schemas that do not fit
 
 
-def test_postgres_without_tables_is_told_to_migrate(empty: str) -> None:
+def test_postgres_without_tables_raises_with_duly_migrate(empty: str) -> None:
     driver = PostgresDriver(empty)
     with pytest.raises(SchemaMismatch, match=r"no duly tables yet: run `duly migrate --url URL`"):
         driver.run(ops.clock())
@@ -381,13 +381,13 @@ def refused(driver: Driver) -> str:
         driver.close()
 
 
-def test_an_older_schema_is_told_to_migrate_on_postgres(postgres_url: str, next_version: Any) -> None:
+def test_an_older_schema_raises_with_duly_migrate_on_postgres(postgres_url: str, next_version: Any) -> None:
     next_version()
     told = refused(PostgresDriver(postgres_url))
     assert f"has schema {NEWEST}, this version of duly needs {NEXT}: run `duly migrate --url URL`" in told
 
 
-def test_u01_a_newer_schema_that_says_it_works_with_this_version_does(database: Any) -> None:
+def test_u01_a_newer_schema_that_lists_this_version_works(database: Any) -> None:
     connect, change = database
     change(f"update duly.duly_meta set value = '{NEXT}' where name = 'schema'")
     driver = connect()
@@ -445,7 +445,7 @@ def test_a_migration_that_fails_half_way_leaves_nothing_on_postgres(empty: str, 
     assert len(bring_up_to_date(empty)) == NEXT
 
 
-def test_a_migration_that_cannot_have_a_table_gives_up_soon_and_says_why(
+def test_a_migration_that_cannot_lock_a_table_times_out_with_the_reason(
     empty: str, next_version: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All others would wait behind it, for as long as a dump takes."""
@@ -502,7 +502,7 @@ def test_a_role_with_only_the_grants_can_run_every_operation_and_drop_nothing(em
                 conn.execute(statement)
 
 
-def test_a_role_without_grants_is_told_how_to_get_them(empty: str, role: str) -> None:
+def test_a_role_without_grants_gets_the_command_for_them(empty: str, role: str) -> None:
     bring_up_to_date(empty)
     driver = PostgresDriver(make_conninfo(empty, user=role))
     with pytest.raises(StoreError, match=r"duly migrate --grant ROLE") as raised:
@@ -511,7 +511,7 @@ def test_a_role_without_grants_is_told_how_to_get_them(empty: str, role: str) ->
     driver.close()
 
 
-def test_grants_reach_what_a_later_migration_adds(empty: str, role: str, next_version: Any) -> None:
+def test_grants_include_tables_of_later_migrations(empty: str, role: str, next_version: Any) -> None:
     bring_up_to_date(empty, grant=role)
     next_version()
     bring_up_to_date(empty, grant=role)
@@ -585,7 +585,7 @@ def test_no_index_of_live_jobs_is_touched_by_a_beat(postgres_url: str) -> None:
             assert column not in definition
 
 
-def test_a_file_that_somebody_takes_further_than_we_know_while_we_wait_for_its_lock_is_refused(
+def test_a_file_migrated_to_an_unknown_schema_while_we_wait_for_its_lock_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_version: Any
 ) -> None:
     path = tmp_path / "duly.db"

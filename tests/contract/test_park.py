@@ -76,7 +76,7 @@ def test_j19_a_task_that_no_living_worker_knows_is_parked_and_not_failed(calm: S
     assert park(store) == 0
 
 
-def test_j19_what_one_living_worker_knows_is_left_alone(store: Store) -> None:
+def test_j19_a_task_that_a_living_worker_knows_is_not_parked(store: Store) -> None:
     (job_id,) = store.enqueue()
     alive(store, "a", "b")
     alive(store, "work", "b", worker="w2")
@@ -113,7 +113,7 @@ def test_j19_only_workers_that_serve_the_queue_count(store: Store) -> None:
     assert store.state(job_id) == "waiting"
 
 
-def test_j19_where_nobody_serves_the_queue_nothing_is_parked(store: Store) -> None:
+def test_j19_without_a_worker_for_the_queue_no_job_is_parked(store: Store) -> None:
     """There is nobody to spare, and one that comes without registering finds its jobs."""
     (job_id,) = store.enqueue()
     park(store)
@@ -147,7 +147,7 @@ def test_j19_running_jobs_are_never_parked(store: Store) -> None:
     assert store.state(job_id) == "running"
 
 
-def test_j19_parking_looks_at_the_head_only_and_in_the_order_of_claims(calm: Store) -> None:
+def test_j19_parking_reads_only_the_head_in_claim_order(calm: Store) -> None:
     store = calm
     store.enqueue(2, task="known")
     last, first = store.enqueue(priority=-1)[0], store.enqueue(priority=1)[0]
@@ -174,14 +174,14 @@ def test_j19_many_unknown_jobs_at_the_head_are_out_of_the_way_of_claims(calm: St
     assert [job.id for job in store.claim(10, tasks=["known"])] == known
 
 
-def test_j19_a_parked_job_is_not_claimed_by_anybody(store: Store) -> None:
+def test_j19_a_parked_job_is_not_claimed(store: Store) -> None:
     store.enqueue()
     alive(store, "other")
     park(store)
     assert store.claim() == []
 
 
-def test_j19_a_suspect_of_an_unknown_task_is_parked_and_comes_back_as_a_suspect(store: Store) -> None:
+def test_j19_a_suspect_of_an_unknown_task_is_parked_and_woken_as_a_suspect(store: Store) -> None:
     (job_id,) = store.enqueue()
     store.claim()
     store.now += 30_000
@@ -194,7 +194,7 @@ def test_j19_a_suspect_of_an_unknown_task_is_parked_and_comes_back_as_a_suspect(
     assert [job.id for job in store.claim(alone=True)] == [job_id]
 
 
-def test_j19_parking_skips_what_another_session_holds_and_locks_nothing_that_stays(impatient: PostgresStore) -> None:
+def test_j19_parking_skips_rows_of_other_sessions_and_keeps_no_lock(impatient: PostgresStore) -> None:
     jobs = impatient.enqueue(2)
     (known,) = impatient.enqueue(task="known")
     alive(impatient, "known")
@@ -206,9 +206,7 @@ def test_j19_parking_skips_what_another_session_holds_and_locks_nothing_that_sta
 
 
 @pytest.mark.parametrize("change", ["claimed", "put off"])
-def test_j19_what_changes_while_it_is_being_parked_is_judged_as_it_then_is(
-    impatient: PostgresStore, change: str
-) -> None:
+def test_j19_a_job_changed_while_being_parked_is_judged_by_its_new_state(impatient: PostgresStore, change: str) -> None:
     """The head is read in one step and locked in a later one; the table of workers is made to wait in between."""
     (job_id,) = impatient.enqueue()
     alive(impatient, "other")
@@ -286,7 +284,7 @@ def test_j19_waking_is_bounded_over_all_tasks_and_queues(calm: Store) -> None:
     assert [wake(store, "default", "mail", limit=4, a=1, b=1) for _ in range(3)] == [4, 2, 0]
 
 
-def test_j19_the_order_is_what_it_was(store: Store) -> None:
+def test_j19_woken_jobs_keep_their_order(store: Store) -> None:
     made = []
     for priority, delay_ms in ((0, 0), (5, 3), (5, 1), (0, 2), (-1, 0), (5, 1)):
         made += [(-priority, delay_ms, job_id) for job_id in store.enqueue(priority=priority, delay_ms=delay_ms)]
@@ -344,7 +342,7 @@ def test_j19_a_worker_that_registers_while_another_parks_gets_the_jobs_at_its_ne
     assert store.state(job_id) == "ready"
 
 
-def test_j19_waking_skips_what_another_session_holds(impatient: PostgresStore) -> None:
+def test_j19_waking_skips_rows_of_other_sessions(impatient: PostgresStore) -> None:
     jobs = impatient.enqueue(2)
     alive(impatient, "other")
     park(impatient)
@@ -369,7 +367,7 @@ def test_j19_a_newer_schema_version_is_woken_by_a_worker_that_knows_it_only(calm
     assert store.state(newer) == "ready"
 
 
-def test_j19_a_worker_gives_back_what_is_too_new_for_it_and_nothing_is_lost(store: Store) -> None:
+def test_j19_a_worker_releases_jobs_of_a_newer_version_without_loss(store: Store) -> None:
     newer = enqueue_version(store, 2, priority=3, expires_ms=100)
     store.now += 7
     later = enqueue_version(store, 2, priority=3)
@@ -398,7 +396,7 @@ def test_j19_a_suspect_that_is_given_back_stays_one(store: Store) -> None:
     assert [job.id for job in store.claim(alone=True)] == [job_id]
 
 
-def test_j19_what_waits_for_something_else_is_not_parked_whatever_its_version(store: Store) -> None:
+def test_j19_a_waiting_job_of_any_version_is_not_parked(store: Store) -> None:
     job_id = enqueue_version(store, 2)
     (job,) = store.claim()
     store.finish(job, Change(State.WAITING, reason="event", give_back_attempt=True))
@@ -407,7 +405,7 @@ def test_j19_what_waits_for_something_else_is_not_parked_whatever_its_version(st
     assert store.state(job_id) == "waiting"
 
 
-def test_j19_a_job_that_was_asked_to_cancel_is_cancelled_when_it_would_be_parked(store: Store) -> None:
+def test_j19_a_job_with_a_cancel_request_is_cancelled_instead_of_parked(store: Store) -> None:
     job_id = enqueue_version(store, 2)
     (job,) = store.claim()
     store.run(ops.cancel([job_id], now=store.now))
@@ -417,7 +415,7 @@ def test_j19_a_job_that_was_asked_to_cancel_is_cancelled_when_it_would_be_parked
 
 
 @pytest.mark.parametrize("state", ["ready", "scheduled", "running"])
-def test_j26_only_what_waits_can_be_parked(store: Store, state: str) -> None:
+def test_j26_only_waiting_jobs_can_be_parked(store: Store, state: str) -> None:
     store.enqueue(delay_ms=5 if state == "scheduled" else 0)
     if state == "running":
         store.claim()

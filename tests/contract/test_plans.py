@@ -599,7 +599,7 @@ def test_postgres_walks_the_intended_indexes(postgres_plans: psycopg.Connection[
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
-def test_postgres_sorts_nothing_on_the_walk_over_ready_and_due_rows(
+def test_postgres_reads_ready_and_due_rows_without_a_sort(
     postgres_plans: psycopg.Connection[Any], generic: bool
 ) -> None:
     for name in ("claim", "claim of all tasks", "claim of suspects", "claim from marks on"):
@@ -623,7 +623,7 @@ def test_postgres_sorts_nothing_on_the_walk_over_ready_and_due_rows(
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
-def test_postgres_begins_a_claim_at_its_mark_and_does_not_filter_what_lies_before(
+def test_postgres_begins_a_claim_at_its_mark_without_a_filter(
     postgres_plans: psycopg.Connection[Any], generic: bool
 ) -> None:
     (plan,) = plans(postgres_plans, "claim_marked", ASKED["claim from marks on"].op, generic=generic)
@@ -642,7 +642,7 @@ WALKED = {
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
-def test_postgres_finds_what_is_due_and_who_is_queued_by_index(
+def test_postgres_finds_due_schedules_and_queued_runs_by_index(
     postgres_plans: psycopg.Connection[Any], generic: bool
 ) -> None:
     for name, (section, index) in WALKED.items():
@@ -665,9 +665,7 @@ WALKS_OVER_QUEUES = (
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["these values", "any values"])
-def test_postgres_expects_nothing_so_costly_that_it_would_compile_it(
-    postgres_plans: psycopg.Connection[Any], generic: bool
-) -> None:
+def test_postgres_estimates_stay_below_the_cost_of_jit(postgres_plans: psycopg.Connection[Any], generic: bool) -> None:
     """That takes a fifth of a second, once a connection and plan: longer than the work."""
     costly = {}
     for name, asked in ASKED.items():
@@ -710,7 +708,7 @@ def test_postgres_reads_few_pages_at_a_million_rows(postgres_plans: psycopg.Conn
 
 
 @pytest.mark.parametrize("number", [7, FIRST_LANED + 40_000, FIRST_LANED + 40_001])
-def test_postgres_looks_up_what_the_view_says_of_a_job(postgres_plans: psycopg.Connection[Any], number: int) -> None:
+def test_postgres_reads_the_view_of_a_job_by_index(postgres_plans: psycopg.Connection[Any], number: int) -> None:
     asked = f"select gate, detail from duly.duly_why where id = '{id_of(number)}'"
     with postgres_plans.transaction(force_rollback=True):
         postgres_plans.execute(f"update duly.duly_job set due_at = 1 where id = '{id_of(number)}'")
@@ -837,13 +835,13 @@ def test_sqlite_walks_the_intended_indexes(sqlite_plans: sqlite3.Connection) -> 
     assert wrong == {}
 
 
-def test_sqlite_finds_what_is_due_and_who_is_queued_by_index(sqlite_plans: sqlite3.Connection) -> None:
+def test_sqlite_finds_due_schedules_and_queued_runs_by_index(sqlite_plans: sqlite3.Connection) -> None:
     for name, (section, index) in WALKED.items():
         found = [walked_by_sqlite(lines) for lines in explained(sqlite_plans, section, ASKED[name].op)]
         assert index in found[-1], (name, found)
 
 
-def test_sqlite_sorts_nothing_on_the_walk_over_ready_and_due_rows(sqlite_plans: sqlite3.Connection) -> None:
+def test_sqlite_reads_ready_and_due_rows_without_a_sort(sqlite_plans: sqlite3.Connection) -> None:
     for name in ("claim", "claim of all tasks", "claim of suspects"):
         take, _ = explained(sqlite_plans, "claim", ASKED[name].op)
         assert not [line for line in take if "TEMP B-TREE" in line], name
@@ -875,7 +873,7 @@ def test_sqlite_takes_few_steps_at_a_million_rows(sqlite_plans: sqlite3.Connecti
 
 
 @pytest.mark.parametrize("number", [7, FIRST_LANED + 40_000, FIRST_LANED + 40_001])
-def test_sqlite_looks_up_what_the_view_says_of_a_job(sqlite_plans: sqlite3.Connection, number: int) -> None:
+def test_sqlite_reads_the_view_of_a_job_by_index(sqlite_plans: sqlite3.Connection, number: int) -> None:
     ticks = itertools.count()
     sqlite_plans.execute("begin immediate")
     sqlite_plans.execute("update duly_job set due_at = 1 where id = ?", [id_of(number)])

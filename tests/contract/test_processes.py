@@ -173,7 +173,7 @@ def test_j06_a_forked_child_works_with_the_driver_it_inherited_and_so_does_its_p
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_j06_the_parents_lock_on_a_sqlite_file_survives_what_its_child_does(tmp_path: Path) -> None:
+def test_j06_the_parents_lock_on_a_sqlite_file_survives_its_child(tmp_path: Path) -> None:
     """While the parent is inside a write the child waits its turn, whatever it opens and closes."""
     driver = SQLiteDriver(tmp_path / "duly.db", busy_s=0.2)
     enqueue_one(driver)
@@ -216,7 +216,7 @@ def test_j06_the_parents_lock_on_a_sqlite_file_survives_what_its_child_does(tmp_
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_j01_what_a_forked_child_enqueued_is_kept_when_its_parent_closes_the_file(tmp_path: Path) -> None:
+def test_j01_jobs_of_a_forked_child_are_kept_when_its_parent_closes_the_file(tmp_path: Path) -> None:
     """Whoever closes a WAL last deletes it: the parent must know that the child still writes to it."""
     driver = SQLiteDriver(tmp_path / "duly.db")
     enqueue_one(driver)

@@ -86,7 +86,7 @@ def test_j20_results_are_removed_in_bounded_chunks_and_their_jobs_stay(store: St
     assert store.get(old[0]).result_until == NOW + HOUR  # so that its reader knows there was one
 
 
-def test_j20_the_result_without_a_key_goes_while_the_row_stays_until_its_own_time(store: Store) -> None:
+def test_j20_a_result_without_a_key_is_deleted_before_its_row(store: Store) -> None:
     (job_id,) = done(store, result="1", result_ttl_ms=HOUR, keep_ms=2 * HOUR)
     store.now += HOUR
     prune(store, "results")
@@ -135,7 +135,7 @@ def test_j20_a_short_ttl_of_a_result_does_not_shorten_a_longer_key_nor_the_other
 # J22: finished rows
 
 
-def test_j22_a_finished_row_goes_when_its_own_keep_is_over(store: Store) -> None:
+def test_j22_a_finished_row_is_deleted_after_its_own_keep(store: Store) -> None:
     (short,) = done(store, keep_ms=1000)
     (long,) = done(store, keep_ms=2000)
     store.now += 999
@@ -146,7 +146,7 @@ def test_j22_a_finished_row_goes_when_its_own_keep_is_over(store: Store) -> None
     assert store.get(short) is None
 
 
-def test_j22_keep_counts_from_the_finish_and_the_first_to_finish_goes_first(store: Store) -> None:
+def test_j22_keep_counts_from_the_finish_and_the_oldest_is_deleted_first(store: Store) -> None:
     hear_every_answer(store)
     store.enqueue(4, keep_ms=DAY)
     jobs = store.claim(4)
@@ -161,7 +161,7 @@ def test_j22_keep_counts_from_the_finish_and_the_first_to_finish_goes_first(stor
     assert ids(store, "duly_done") == {jobs[0].id}
 
 
-def test_j22_succeeded_partial_and_cancelled_go_dead_and_live_never_do(store: Store) -> None:
+def test_j22_succeeded_partial_and_cancelled_are_deleted_dead_and_live_never(store: Store) -> None:
     store.enqueue(5, keep_ms=1)
     succeeded, partial, cancelled, dead, running = store.claim(5)
     store.succeed(succeeded, "1")
@@ -299,7 +299,7 @@ def test_j22_everything_that_can_be_pruned_is_tested() -> None:
 
 
 @pytest.mark.parametrize("what", TABLE)
-def test_j22_a_chunk_never_takes_more_than_its_limit_and_only_what_is_old(store: Store, what: str) -> None:
+def test_j22_a_chunk_deletes_at_most_its_limit_and_only_old_rows(store: Store, what: str) -> None:
     hear_every_answer(store)
     fill(store, what, 5, at=NOW - 7 * DAY - 4)
     fill(store, what, 2, at=NOW - 7 * DAY + 1)
@@ -378,6 +378,6 @@ def test_j22_a_worker_between_two_beats_stays_however_short_workers_are_kept(sto
     assert ids(store, "duly_worker") == set()
 
 
-def test_j22_only_what_can_be_pruned_is(store: Store) -> None:
+def test_j22_only_prunable_rows_are_deleted(store: Store) -> None:
     with pytest.raises(ConfigError, match="cannot prune 'jobs'"):
         ops.prune("jobs")

@@ -135,7 +135,7 @@ def test_lists_are_filtered_by_task_queue_batch_time_and_error(store: Store) -> 
     assert listed(store, error="%") == []
 
 
-def test_pages_by_id_leave_no_gap_and_show_nothing_twice(store: Store) -> None:
+def test_pages_by_id_have_no_gaps_and_no_repeats(store: Store) -> None:
     ids = store.enqueue(20)
     for number, job in enumerate(store.claim(20)):
         if number % 3:
@@ -216,7 +216,7 @@ def test_events_are_read_oldest_first_in_pages_and_for_one_job(store: Store) -> 
 # Workers and pauses
 
 
-def test_workers_say_what_they_know_and_who_is_alive(store: Store) -> None:
+def test_workers_are_listed_with_their_tasks_and_liveness(store: Store) -> None:
     for name in ("a", "b"):
         store.run(ops.register(name, host="h", pid=7, queues=["q", "p"], tasks=["t", "s"], beat_ms=1000, now=store.now))
         store.now += 1
@@ -232,7 +232,7 @@ def test_workers_say_what_they_know_and_who_is_alive(store: Store) -> None:
     assert [worker.id for worker in store.run(ops.workers(now=store.now))] == ["b"]
 
 
-def test_b09_what_is_paused_says_by_whom_why_and_until_when(store: Store) -> None:
+def test_b09_a_pause_has_its_author_reason_and_end(store: Store) -> None:
     store.run(ops.pause("queue", "mail", by="ann", why="provider down", now=NOW))
     store.run(ops.pause("task", "work", by="bob", why="bug", until_ms=100, now=NOW + 1))
     mail = Pause("queue", "mail", NOW, "ann", "provider down", None)
@@ -249,7 +249,7 @@ def test_b09_what_is_paused_says_by_whom_why_and_until_when(store: Store) -> Non
     ]
 
 
-def test_b09_resume_says_whether_there_was_a_pause(store: Store) -> None:
+def test_b09_resume_returns_whether_there_was_a_pause(store: Store) -> None:
     if isinstance(store, D1Store):
         store.lose(None)  # asked again it could not tell
     assert store.run(ops.resume("task", "work", by="a", why="b", now=NOW)) is False
@@ -321,7 +321,7 @@ def moment(value: Any) -> int:
     return round(at.timestamp() * 1000)
 
 
-def test_j25_a_view_hides_a_result_whose_time_is_over(store: Store) -> None:
+def test_j25_a_view_hides_an_expired_result(store: Store) -> None:
     """The views read the real clock, so the jobs here end by it too."""
     for ttl in (0, 86_400_000):
         store.enqueue(result_ttl_ms=ttl, task=f"ttl {ttl}")

@@ -88,7 +88,7 @@ def test_j11_a_rescued_job_is_ready_again_and_its_attempt_counts(store: Store) -
     assert second.token != first.token
 
 
-def test_j11_a_look_is_bounded_and_takes_the_longest_ended_first(store: Store) -> None:
+def test_j11_a_rescue_pass_is_bounded_and_takes_the_oldest_leases_first(store: Store) -> None:
     store.enqueue(3)
     jobs = []
     for _ in range(3):
@@ -133,7 +133,7 @@ ENDINGS: dict[str, Callable[[Store, Claimed], Any]] = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_j13_a_job_that_ended_or_was_extended_after_the_look_is_not_touched(store: Store, ending: str) -> None:
+def test_j13_a_job_that_ended_or_was_extended_after_the_sighting_is_not_touched(store: Store, ending: str) -> None:
     store.enqueue()
     (job,) = store.claim()
     sightings = lose(store)
@@ -143,7 +143,7 @@ def test_j13_a_job_that_ended_or_was_extended_after_the_look_is_not_touched(stor
     assert store.snapshot() == before
 
 
-def test_j13_a_job_that_was_claimed_again_after_the_look_is_not_touched(store: Store) -> None:
+def test_j13_a_job_claimed_again_after_the_sighting_is_not_touched(store: Store) -> None:
     store.enqueue()
     store.claim()
     sightings = lose(store)
@@ -156,7 +156,7 @@ def test_j13_a_job_that_was_claimed_again_after_the_look_is_not_touched(store: S
 
 
 @pytest.mark.parametrize("wrong", ["token", "lease_until"])
-def test_j13_a_sighting_that_does_not_fit_takes_nothing(store: Store, wrong: str) -> None:
+def test_j13_a_sighting_that_does_not_match_rescues_nothing(store: Store, wrong: str) -> None:
     store.enqueue()
     store.claim()
     (one,) = lose(store)
@@ -175,7 +175,7 @@ def test_j13_a_lease_is_judged_again_by_the_clock_of_the_taking(store: Store) ->
     assert store.snapshot() == before
 
 
-def test_j13_one_that_came_back_does_not_save_its_neighbours_nor_they_it(store: Store) -> None:
+def test_j13_a_worker_that_returns_does_not_protect_other_jobs(store: Store) -> None:
     store.enqueue(3)
     done, extended, lost = store.claim(3)
     sightings = lose(store)
@@ -201,7 +201,7 @@ def test_j13_a_finished_job_never_comes_back(store: Store) -> None:
     assert store.query("select count(*) from duly_job") == [(0,)]
 
 
-def test_j13_the_worker_that_was_given_up_changes_nothing_when_it_comes_back(store: Store) -> None:
+def test_j13_a_worker_given_up_as_dead_changes_nothing_on_return(store: Store) -> None:
     store.enqueue()
     (late,) = store.claim()
     rescue(store, lose(store))
@@ -216,7 +216,7 @@ def test_j13_the_worker_that_was_given_up_changes_nothing_when_it_comes_back(sto
     assert store.state(current.id) == "succeeded"
 
 
-def test_j13_a_rescue_asked_again_after_a_lost_answer_says_the_same(store: Store) -> None:
+def test_j13_a_rescue_repeated_after_a_lost_answer_returns_the_same(store: Store) -> None:
     (ready,) = store.enqueue()
     (dead,) = store.enqueue(max_attempts=1)
     store.claim(2)
@@ -229,7 +229,7 @@ def test_j13_a_rescue_asked_again_after_a_lost_answer_says_the_same(store: Store
     assert store.snapshot() == before
 
 
-def test_j13_a_rescue_asked_again_does_not_name_what_its_worker_finished(store: Store) -> None:
+def test_j13_a_repeated_rescue_omits_jobs_that_their_worker_finished(store: Store) -> None:
     store.enqueue(3)
     done, dead, lost = store.claim(3)
     sightings = lose(store)
@@ -294,7 +294,7 @@ def test_j12_the_first_loss_makes_a_suspect_and_costs_no_crash(store: Store) -> 
     assert job.crashes == 0
 
 
-def test_j12_suspects_are_claimed_only_alone_and_nothing_else_is(store: Store) -> None:
+def test_j12_a_claim_for_suspects_takes_only_suspects(store: Store) -> None:
     (suspect,) = store.enqueue()
     crash(store, alone=False)
     (fresh,) = store.enqueue()
@@ -314,7 +314,7 @@ def test_j12_three_crashes_while_alone_end_the_job_dead(store: Store) -> None:
     assert job.finished_at == store.now
 
 
-def test_j12_the_death_of_a_worker_says_nothing_against_the_child_of_a_worker(store: Store) -> None:
+def test_j12_the_death_of_a_worker_does_not_count_against_a_job_in_a_child(store: Store) -> None:
     (job_id,) = store.enqueue(max_attempts=10)
     crash(store, alone=False)
     for _ in range(4):
@@ -323,7 +323,7 @@ def test_j12_the_death_of_a_worker_says_nothing_against_the_child_of_a_worker(st
     assert (store.state(job_id), crashes(store, job_id)) == ("ready", 0)
 
 
-def test_j12_the_third_crash_on_the_last_attempt_is_named_for_what_it_was(store: Store) -> None:
+def test_j12_the_third_crash_on_the_last_attempt_is_recorded_as_a_crash(store: Store) -> None:
     (job_id,) = store.enqueue(max_attempts=4)
     crash(store, alone=False)
     assert [crash(store) for _ in range(3)] == ["ready", "ready", "dead"]
@@ -393,7 +393,7 @@ def test_j12_every_loss_leaves_an_attempt_that_names_the_worker(store: Store) ->
     assert store.run(ops.attempts(job_id))[0].error == "worker w1 stopped beating"
 
 
-def test_j12_a_death_by_rescue_leaves_nothing_out(store: Store) -> None:
+def test_j12_a_death_by_rescue_writes_everything_an_ending_writes(store: Store) -> None:
     batch, callback = new_id(), new_id()
     spec = {
         "id": callback, "task": "tell", "queue": "mail", "priority": 0, "max_attempts": 5, "lease_ms": LEASE,
@@ -416,7 +416,7 @@ def test_j12_a_death_by_rescue_leaves_nothing_out(store: Store) -> None:
     assert not store.enqueue_key("k").deduplicated
 
 
-def test_j12_a_job_that_was_asked_to_cancel_is_cancelled_by_its_rescue(store: Store) -> None:
+def test_j12_a_job_with_a_cancel_request_is_cancelled_by_its_rescue(store: Store) -> None:
     job_id = store.enqueue_key("k").id
     store.claim()
     store.run(ops.cancel([job_id], by="ann", why="wrong file", now=store.now))
@@ -480,7 +480,7 @@ def test_j12_three_processes_that_died_end_the_job_dead(store: Store) -> None:
     assert [attempt.outcome for attempt in store.run(ops.attempts(job_id))] == ["crashed"] * 3
 
 
-def test_j12_crashes_add_up_whoever_tells_of_them(store: Store) -> None:
+def test_j12_crashes_add_up_from_every_reporter(store: Store) -> None:
     (job_id,) = store.enqueue(max_attempts=20)
     died(store, *store.claim())
     assert crash(store) == "ready"
@@ -500,7 +500,7 @@ def test_j12_an_attempt_that_ends_after_a_crash_clears_the_suspicion_and_not_the
     assert (job.id, job.suspect, job.crashes) == (job_id, False, 1)
 
 
-def test_j12_the_judge_and_the_rescue_say_the_same_of_a_crash_while_alone(store: Store) -> None:
+def test_j12_decide_and_rescue_agree_on_a_crash_while_alone(store: Store) -> None:
     grid = [(attempt, most, before) for attempt in (1, 2) for most in (2, 3) for before in (0, 1, 2, 3)]
     for attempt, most, before in grid:
         told = []

@@ -65,7 +65,7 @@ def test_a_parked_job_is_made_due_and_is_parked_no_more(store: Store) -> None:
     assert store.run(ops.parked()) == []
 
 
-def test_what_is_ready_runs_has_ended_or_never_was_is_not_touched_by_a_retry(store: Store) -> None:
+def test_a_retry_does_not_touch_ready_running_ended_or_unknown_jobs(store: Store) -> None:
     ready, running, cancelled, dead = (*store.enqueue(2), *store.enqueue(2, queue="other"))
     store.run(ops.cancel([cancelled], now=store.now))
     store.kill(store.claim(queue="other")[0])
@@ -78,7 +78,7 @@ def test_what_is_ready_runs_has_ended_or_never_was_is_not_touched_by_a_retry(sto
     assert store.snapshot() == before
 
 
-def test_a_retry_is_recorded_with_who_why_and_what_it_was(store: Store) -> None:
+def test_a_retry_is_recorded_with_author_reason_and_previous_state(store: Store) -> None:
     late, waiting = store.enqueue(2, delay_ms=0)
     jobs = {job.id: job for job in store.claim(2)}
     store.retry(jobs[late])
@@ -91,7 +91,7 @@ def test_a_retry_is_recorded_with_who_why_and_what_it_was(store: Store) -> None:
     }
 
 
-def test_a_retry_asked_again_after_a_lost_answer_names_what_it_did_though_that_runs_by_now(store: Store) -> None:
+def test_a_retry_repeated_after_a_lost_answer_names_its_jobs_even_if_they_run(store: Store) -> None:
     if isinstance(store, D1Store):
         store.lose(None)
     (job_id,) = store.enqueue(delay_ms=500)
@@ -117,7 +117,7 @@ def test_a_retry_calls_workers_that_sleep(store: Store) -> None:
     watch.close()
 
 
-def test_a_retry_waits_for_whoever_has_the_row_and_judges_it_as_it_then_is(postgres_url: str) -> None:
+def test_a_retry_waits_for_a_locked_row_and_judges_its_new_state(postgres_url: str) -> None:
     """On PostgreSQL a cancel may be under way in another session; nothing of a cancelled job comes back."""
     store = PostgresStore(postgres_url)
     (job_id,) = store.enqueue(delay_ms=500)
@@ -180,7 +180,7 @@ def test_a_worker_from_before_the_hold_has_lost_its_job(store: Store) -> None:
     assert store.snapshot() == before
 
 
-def test_a_retry_brings_a_held_job_back_once_its_queue_goes_on(store: Store) -> None:
+def test_a_retry_releases_a_held_job_once_its_queue_is_resumed(store: Store) -> None:
     (job_id,) = store.enqueue()
     store.claim()
     hold(store)
@@ -213,7 +213,7 @@ def test_a_hold_pauses_every_queue_that_has_jobs_and_every_schedule(store: Store
     assert schedules(store) == [("nightly", at, "eve", "restored"), ("off", 3, "ann", "ann")]
 
 
-def test_a_hold_is_one_event_and_a_second_one_finds_nothing_to_do(store: Store) -> None:
+def test_a_hold_is_one_event_and_a_second_one_does_nothing(store: Store) -> None:
     if isinstance(store, D1Store):
         store.lose(None)
     store.enqueue(2)
@@ -229,12 +229,12 @@ def test_a_hold_is_one_event_and_a_second_one_finds_nothing_to_do(store: Store) 
     assert json.loads(told.data) == {"jobs": 1, "queues": 1, "schedules": 1}
 
 
-def test_a_hold_of_an_empty_database_says_that_it_held_nothing(store: Store) -> None:
+def test_a_hold_of_an_empty_database_returns_zero(store: Store) -> None:
     assert hold(store) == HoldFigure(0, 0, 0)
     assert store.run(ops.events()) == []
 
 
-def test_a_job_that_was_asked_to_cancel_is_told_again_when_it_comes_back(store: Store) -> None:
+def test_a_retried_job_keeps_its_cancel_request(store: Store) -> None:
     (job_id,) = store.enqueue()
     store.claim()
     store.run(ops.cancel([job_id], now=store.now))
@@ -245,7 +245,7 @@ def test_a_job_that_was_asked_to_cancel_is_told_again_when_it_comes_back(store: 
     assert store.claim()[0].cancel_requested_at == NOW
 
 
-def test_a_held_job_says_so_when_asked_why(store: Store) -> None:
+def test_why_names_the_hold_of_a_held_job(store: Store) -> None:
     (job_id,) = store.enqueue()
     store.claim()
     hold(store)
@@ -257,7 +257,7 @@ def test_a_held_job_says_so_when_asked_why(store: Store) -> None:
 
 
 @pytest.mark.parametrize("asked", [State.READY, State.SCHEDULED])
-def test_what_did_not_run_keeps_its_place_through_a_hold(store: Store, asked: State) -> None:
+def test_a_job_that_did_not_run_keeps_its_place_through_a_hold(store: Store, asked: State) -> None:
     (job_id,) = store.enqueue(delay_ms=0 if asked is State.READY else 50)
     before = job_of(store, job_id)
     hold(store)

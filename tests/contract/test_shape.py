@@ -51,7 +51,7 @@ def retries(store: Store, count: int, *, after_ms: int = 5, **terms: Any) -> lis
 # What was told
 
 
-def test_b09_limits_say_what_a_queue_was_told_by_whom_and_why(store: Store) -> None:
+def test_b09_limits_have_their_values_author_and_reason(store: Store) -> None:
     assert limits(store) == []
     limit(store, "mail", max_depth=100, ageing_ms=MINUTE)
     store.now += 5
@@ -73,7 +73,7 @@ def test_b09_limits_say_what_a_queue_was_told_by_whom_and_why(store: Store) -> N
     assert (mail.max_depth, mail.ageing_ms, mail.retry_share) == (100, None, 0.2)
 
 
-def test_b09_the_log_tells_who_changed_a_limit_why_and_what(store: Store) -> None:
+def test_b09_the_audit_log_has_each_change_of_a_limit(store: Store) -> None:
     limit(store, "mail", max_depth=100, by="ann", why="disk")
     limit(store, "mail", max_depth=100, by="bob", why="the same again")
     limit(store, "mail", max_depth=queues.OFF, retry_share=0.5, by="bob", why="over")
@@ -110,7 +110,7 @@ def test_b09_pauses_and_limits_of_a_queue_leave_each_other_alone(store: Store) -
 # Depth
 
 
-def test_b09_depth_is_what_waits_in_a_queue_and_not_what_runs(store: Store) -> None:
+def test_b09_depth_counts_waiting_jobs_and_not_running_ones(store: Store) -> None:
     assert depth(store) == 0
     store.enqueue(3)
     store.enqueue(2, delay_ms=500)
@@ -173,7 +173,7 @@ def test_j07_with_ageing_rank_is_due_less_priority_times_ageing(store: Store) ->
     assert ids(claim(store, 10, ageing_ms=MINUTE)) == [id_ for _, id_ in expected]
 
 
-def test_j07_ageing_takes_the_best_of_all_priorities_whatever_the_limit(store: Store) -> None:
+def test_j07_ageing_takes_the_best_of_all_priorities_for_any_limit(store: Store) -> None:
     ranks = {}
     for number in range(60):
         store.now = NOW + (number * 37) % 60 * 1000
@@ -203,7 +203,7 @@ def test_j07_the_lowest_priority_is_not_starved_with_ageing_and_is_without(store
     assert waits(None) is None
 
 
-def test_j07_without_ageing_a_shaped_claim_goes_by_priority_due_time_and_id(store: Store) -> None:
+def test_j07_without_ageing_a_limited_claim_orders_by_priority_due_time_and_id(store: Store) -> None:
     low = store.enqueue(2, priority=-1)
     store.now += 5
     high = store.enqueue(2, priority=7)
@@ -239,9 +239,7 @@ def test_j07_a_shaped_claim_is_guarded_as_any_other(store: Store) -> None:
 
 
 @pytest.mark.parametrize("shaped", [{"ageing_ms": 1000}, {"retries": 1}, {"ageing_ms": 1000, "retries": 1}])
-def test_j08_a_token_asked_again_in_a_shaped_queue_gets_the_same_jobs_and_no_more(
-    store: Store, shaped: dict[str, int]
-) -> None:
+def test_j08_a_repeated_token_in_a_limited_queue_gets_the_same_jobs(store: Store, shaped: dict[str, int]) -> None:
     retries(store, 3)
     store.now += 5
     store.enqueue(5, priority=1)
@@ -257,7 +255,7 @@ def test_j08_a_token_asked_again_in_a_shaped_queue_gets_the_same_jobs_and_no_mor
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
-def test_j07_shaped_claims_at_the_same_time_share_what_there_is_and_leave_nothing(store: PostgresStore) -> None:
+def test_j07_concurrent_limited_claims_share_all_jobs(store: PostgresStore) -> None:
     for priority in range(4):
         store.enqueue(25, priority=priority)
 
@@ -279,7 +277,7 @@ def test_j07_shaped_claims_at_the_same_time_share_what_there_is_and_leave_nothin
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
-def test_j07_a_shaped_claim_goes_past_what_somebody_else_has_locked(store: PostgresStore) -> None:
+def test_j07_a_limited_claim_skips_locked_rows(store: PostgresStore) -> None:
     high, low = store.enqueue(3, priority=9), store.enqueue(3)
     with psycopg.connect(store.url) as conn:
         conn.execute("select id from duly.duly_job where id = any (%s::uuid[]) for update", [high])
@@ -301,7 +299,7 @@ def test_r11_retries_take_no_more_than_their_budget_while_other_work_waits(store
     assert ids(claim(store, 20, retries=0)) == failed[10:]
 
 
-def test_r11_work_that_is_due_by_now_goes_before_retries_too(store: Store) -> None:
+def test_r11_scheduled_work_that_is_due_is_claimed_before_retries_too(store: Store) -> None:
     failed = retries(store, 5)
     late = store.enqueue(5, delay_ms=5)
     store.now += 5
@@ -346,7 +344,7 @@ def test_r11_a_retry_that_is_not_due_is_not_taken(store: Store) -> None:
     assert claim(store, 5, retries=5) == []
 
 
-def test_r11_why_says_that_a_due_retry_waits_for_its_budget(store: Store) -> None:
+def test_r11_why_names_the_retry_budget_of_a_due_retry(store: Store) -> None:
     [failed] = retries(store, 1)
     store.run(ops.register("w", host="h", pid=1, queues=["default"], tasks=["work"], beat_ms=9999, now=store.now))
     store.now += 5
@@ -359,7 +357,7 @@ def test_r11_why_says_that_a_due_retry_waits_for_its_budget(store: Store) -> Non
     assert store.run(ops.why(fresh, now=store.now)).gate == "turn"
 
 
-def test_j07_why_counts_nobody_ahead_where_priorities_age(store: Store) -> None:
+def test_j07_why_counts_no_jobs_ahead_with_ageing_priorities(store: Store) -> None:
     store.enqueue(priority=5)
     [low] = store.enqueue()
     store.run(ops.register("w", host="h", pid=1, queues=["default"], tasks=["work"], beat_ms=9999, now=store.now))

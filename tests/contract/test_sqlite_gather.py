@@ -70,7 +70,7 @@ def test_k09_a_lone_caller_writes_in_its_own_thread(driver: SQLiteDriver) -> Non
 
 
 @pytest.mark.parametrize("kind", ["threads", "coroutines"])
-def test_k09_what_gathers_on_the_same_terms_is_one_statement_and_each_keeps_its_own(
+def test_k09_a_group_with_the_same_terms_is_one_statement_with_separate_answers(
     driver: SQLiteDriver, kind: str
 ) -> None:
     sent: list[list[str]] = []
@@ -114,7 +114,7 @@ def test_k09_what_gathers_on_the_same_terms_is_one_statement_and_each_keeps_its_
     assert queues(driver) == [("a", 5), ("b", 5), ("default", 1), ("first", 1)]
 
 
-def test_k09_what_the_database_refuses_fails_alone(driver: SQLiteDriver) -> None:
+def test_k09_a_refused_write_fails_alone(driver: SQLiteDriver) -> None:
     with ThreadPoolExecutor(4) as threads:
         with locked(driver):
             first = threads.submit(driver.run, plain())
@@ -129,7 +129,7 @@ def test_k09_what_the_database_refuses_fails_alone(driver: SQLiteDriver) -> None
     assert queues(driver) == [("default", 2), ("good", 1)]
 
 
-def test_k09_a_coroutine_that_goes_away_while_it_waits_is_left_out(driver: SQLiteDriver) -> None:
+def test_k09_a_cancelled_coroutine_is_left_out_of_the_group(driver: SQLiteDriver) -> None:
     async def run() -> None:
         with ThreadPoolExecutor(2) as threads:
             with locked(driver):

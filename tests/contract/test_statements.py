@@ -286,14 +286,14 @@ def test_every_function_that_makes_an_operation_is_tested() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_every_section_is_asked_by_an_operation_and_every_operations_sections_exist(
+def test_every_section_is_used_and_every_operations_sections_exist(
     dialect: statements.Dialect,
 ) -> None:
     asked = {section for op in OPS for section in op.sections}
     assert set(sections(dialect)) == asked | {"notify"}  # which `caller` adds to what wakes workers
 
 
-def test_the_tail_of_every_ending_is_whole_and_last_but_for_a_look() -> None:
+def test_the_tail_of_every_ending_is_complete_and_last_but_for_a_read() -> None:
     for op in OPS:
         if "ended_delete" in op.sections:
             begin = op.sections.index("ended_key")
@@ -302,7 +302,7 @@ def test_the_tail_of_every_ending_is_whole_and_last_but_for_a_look() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_an_operation_gives_what_its_statements_take_and_nothing_else(dialect: statements.Dialect) -> None:
+def test_an_operation_gives_exactly_the_parameters_of_its_statements(dialect: statements.Dialect) -> None:
     for op in OPS:
         taken = {
             name
@@ -412,7 +412,7 @@ def same(answer: Any) -> Any:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SQL)))
-def test_no_select_list_says_star(file: Path) -> None:
+def test_no_select_list_has_a_star(file: Path) -> None:
     """A cached plan breaks on the next migration."""
     code = tables(file.read_text("utf-8"))
     stars = re.findall(r"(?:\b(?:select|returning|distinct|all)\s+|,\s*|\.)\*", code)
@@ -432,7 +432,7 @@ def test_every_table_on_postgres_is_written_with_its_schema(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SQL)))
-def test_no_text_in_the_sql_holds_what_split_cuts_at(file: Path) -> None:
+def test_no_text_in_the_sql_contains_a_separator_of_split(file: Path) -> None:
     code = re.sub(r"--.*", "", file.read_text("utf-8"))
     texts = re.findall(r"'[^']*'", code)
     assert code.count("'") == 2 * len(texts)
@@ -450,7 +450,7 @@ def test_split_keeps_every_statement_whole(dialect: statements.Dialect) -> None:
             assert ";" not in part
 
 
-def test_split_drops_comments_and_what_is_empty() -> None:
+def test_split_drops_comments_and_empty_statements() -> None:
     text = "-- a; comment\nselect 1 -- with; more\n  from t;\n\n\n;\n  update t\n\n   set a = 1;\n-- the end"
     assert split(text) == ("select 1 \n  from t", "update t\n   set a = 1")
 

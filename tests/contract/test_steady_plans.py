@@ -49,7 +49,7 @@ def planned(driver: PostgresDriver) -> dict[str, tuple[int, int]]:
         return {statement: (generic, custom) for statement, generic, custom in found.fetchall()}
 
 
-def test_what_runs_all_day_is_planned_once(driver: PostgresDriver) -> None:
+def test_frequent_statements_are_planned_once(driver: PostgresDriver) -> None:
     for _ in range(6):
         run_a_job(driver, Terms("work"))
     found = {statement: counts for statement, counts in planned(driver).items() if "duly_job" in statement}
@@ -57,7 +57,7 @@ def test_what_runs_all_day_is_planned_once(driver: PostgresDriver) -> None:
     assert all(generic > 0 and custom == 0 for generic, custom in found.values()), found
 
 
-def test_a_section_is_planned_in_its_own_way_whatever_stands_beside_it(driver: PostgresDriver) -> None:
+def test_a_section_keeps_its_plan_mode_beside_any_other(driver: PostgresDriver) -> None:
     """The server keeps the plan it made first, also where another list than this one has the same text."""
     with driver._pool.connection() as conn:
         for table in ("duly_job", "duly_batch"):
@@ -73,7 +73,7 @@ def test_a_section_is_planned_in_its_own_way_whatever_stands_beside_it(driver: P
         assert "Seq Scan" not in "\n".join(line for (line,) in plan.fetchall())
 
 
-def test_what_people_look_with_is_planned_as_the_server_would(driver: PostgresDriver) -> None:
+def test_statements_of_people_are_planned_by_the_server(driver: PostgresDriver) -> None:
     for _ in range(5):
         driver.run(ops.listing(queue="mail"))
     [(generic, custom)] = [counts for statement, counts in planned(driver).items() if "duly_job" in statement]
@@ -83,7 +83,7 @@ def test_what_people_look_with_is_planned_as_the_server_would(driver: PostgresDr
     assert found == [("force_generic_plan",), ("off",), ("off",)]  # and what comes next is steady again
 
 
-def test_behind_pgbouncer_nothing_is_set_for_a_session_that_others_get(url: str) -> None:
+def test_behind_pgbouncer_no_session_setting_is_changed(url: str) -> None:
     driver = PostgresDriver(url, connections=1, prepared=False)
     run_a_job(driver, Terms("work"))
     with driver._pool.connection() as conn:

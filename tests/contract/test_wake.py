@@ -155,7 +155,7 @@ def address(store: Any) -> str:
 # In this process
 
 
-def test_what_the_driver_itself_makes_ready_calls_at_once(store):
+def test_a_job_made_ready_by_the_driver_calls_at_once(store):
     called = Called()
     watch = store.driver.watch(called)
     store.enqueue()
@@ -174,7 +174,7 @@ def test_what_the_driver_itself_makes_ready_calls_at_once(store):
     assert called.times == 3
 
 
-def test_every_watch_is_called_and_whoever_enqueued_elsewhere_can_call_them(store):
+def test_every_watch_is_called_also_by_enqueues_elsewhere(store):
     first, second = Called(), Called()
     watches = [store.driver.watch(called) for called in (first, second)]
     store.driver.woke()
@@ -185,7 +185,7 @@ def test_every_watch_is_called_and_whoever_enqueued_elsewhere_can_call_them(stor
     watches[1].close()
 
 
-def test_a_watch_whose_loop_has_gone_does_not_fail_an_enqueue(store):
+def test_a_watch_of_a_closed_loop_does_not_fail_an_enqueue(store):
     loop = asyncio.new_event_loop()
     loop.close()
     watch = store.driver.watch(lambda: loop.call_soon_threadsafe(print))
@@ -210,7 +210,7 @@ def test_any_store_can_be_armed_and_disarmed(store):
 # Across processes
 
 
-def test_a_job_that_another_process_enqueues_calls_and_is_there_to_be_claimed(shared):
+def test_a_job_of_another_process_calls_and_can_be_claimed(shared):
     called = Called()
     watch = shared.driver.watch(called)
     with other(address(shared)) as process:
@@ -228,7 +228,7 @@ def test_a_job_that_another_process_enqueues_calls_and_is_there_to_be_claimed(sh
     watch.close()
 
 
-def test_whoever_is_armed_stays_armed_until_something_happens(shared):
+def test_an_armed_watch_stays_armed_until_an_event(shared):
     called = Called()
     watch = shared.driver.watch(called)
     called.armed(watch)
@@ -243,7 +243,7 @@ def test_whoever_is_armed_stays_armed_until_something_happens(shared):
     watch.close()
 
 
-def test_whoever_is_disarmed_hears_nothing_of_other_processes_until_it_is_armed_again(shared):
+def test_a_disarmed_watch_is_not_called_by_other_processes_until_armed_again(shared):
     called = Called()
     watch = shared.driver.watch(called)
     with other(address(shared)) as process:
@@ -265,7 +265,7 @@ def test_whoever_is_disarmed_hears_nothing_of_other_processes_until_it_is_armed_
     watch.close()
 
 
-def test_two_watches_of_one_driver_both_hear_of_another_process(shared):
+def test_another_process_calls_both_watches_of_a_driver(shared):
     watches = {called: shared.driver.watch(called) for called in (Called(), Called())}
     with other(address(shared)) as process:
         for called, watch in watches.items():
@@ -292,7 +292,7 @@ def test_a_driver_that_was_closed_is_watched_again_after_the_next_arming(shared)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from 3.12 on Python warns of fork with threads
-def test_a_fork_leaves_the_parents_watch_as_good_as_it_was(shared):
+def test_a_fork_does_not_affect_the_parents_watch(shared):
     called = Called()
     watch = shared.driver.watch(called)
     called.armed(watch)
@@ -327,7 +327,7 @@ def test_a_callback_may_close_its_own_watch(shared):
         assert closed.soon()
 
 
-def test_whoever_was_called_and_has_looked_is_armed_again_at_once_if_nothing_has_come_since(shared):
+def test_a_called_watch_is_armed_again_at_once_without_new_commits(shared):
     called = Called()
     watch = shared.driver.watch(called)
     assert not watch.rearm()  # it was never armed, so anything may have come
@@ -346,7 +346,7 @@ def test_whoever_was_called_and_has_looked_is_armed_again_at_once_if_nothing_has
     watch.close()
 
 
-def test_whoever_was_told_to_rest_has_to_look_once_more_when_it_is_armed_again(shared):
+def test_a_paused_watch_must_claim_once_more_when_armed_again(shared):
     called = Called()
     watch = shared.driver.watch(called)
     watch.arm()
@@ -358,7 +358,7 @@ def test_whoever_was_told_to_rest_has_to_look_once_more_when_it_is_armed_again(s
 # SQLite
 
 
-def test_whoever_is_armed_again_after_another_commit_has_to_look_once_more(file):
+def test_a_watch_armed_after_another_commit_must_claim_once_more(file):
     called = Called()
     watch = file.driver.watch(called)
     with other(address(file)) as process:
@@ -374,7 +374,7 @@ def test_whoever_is_armed_again_after_another_commit_has_to_look_once_more(file)
     watch.close()
 
 
-def test_whoever_is_armed_again_while_something_is_still_being_written_has_to_look_once_more(file):
+def test_a_watch_armed_during_a_write_must_claim_once_more(file):
     """The kernel told of it before, and may have nothing more to tell when it is committed."""
     called = Called()
     watch = file.driver.watch(called)
@@ -396,7 +396,7 @@ def test_whoever_is_armed_again_while_something_is_still_being_written_has_to_lo
     watch.close()
 
 
-def test_a_commit_that_comes_while_a_file_is_being_armed_is_not_missed(file, monkeypatch):
+def test_a_commit_during_arming_is_not_missed(file, monkeypatch):
     called = Called()
     watch = file.driver.watch(called)
     with other(address(file)) as process:
@@ -453,7 +453,7 @@ def test_a_wal_that_is_cut_short_is_still_watched(file):
     watch.close()
 
 
-def test_a_wal_that_is_not_there_is_polled_for(file, monkeypatch):
+def test_a_missing_wal_is_polled_for(file, monkeypatch):
     called = Called()
     watch = file.driver.watch(called)
     watch._wal = str(file.path.with_name("missing"))
@@ -464,7 +464,7 @@ def test_a_wal_that_is_not_there_is_polled_for(file, monkeypatch):
     watch.close()
 
 
-def test_a_write_whose_commit_is_not_seen_calls_all_the_same_in_the_end(file, monkeypatch):
+def test_a_write_with_an_unseen_commit_calls_in_the_end(file, monkeypatch):
     called = Called()
     watch = file.driver.watch(called)
     watch.arm()
@@ -477,7 +477,7 @@ def test_a_write_whose_commit_is_not_seen_calls_all_the_same_in_the_end(file, mo
     watch.close()
 
 
-def test_a_file_that_cannot_be_used_is_not_watched_and_arming_says_nothing(tmp_path):
+def test_an_unusable_file_is_not_watched_and_arming_is_silent(tmp_path):
     (tmp_path / "duly.db").write_text("this is no database at all, but long enough to be told from one" * 20)
     driver = SQLiteDriver(tmp_path / "duly.db")
     watch = driver.watch(Called())
@@ -522,7 +522,7 @@ def connections(fleet: PostgresStore) -> int:
     return count
 
 
-def test_only_whoever_sleeps_is_notified(fleet):
+def test_only_idle_workers_are_notified(fleet):
     with psycopg.connect(fleet.url, autocommit=True) as sleeper:
         sleeper.execute("listen duly")
         fleet.enqueue()
@@ -585,7 +585,7 @@ def test_a_hint_that_fails_does_not_fail_the_enqueue(fleet, monkeypatch, hook):
     assert fleet.query("select count(*) from duly_job") == [(12,)]
 
 
-def test_a_stream_of_enqueues_that_never_ends_wakes_whoever_sleeps(fleet, monkeypatch):
+def test_an_endless_stream_of_enqueues_wakes_idle_workers(fleet, monkeypatch):
     """While others wait for their commit the hint is left to them, but not for ever."""
     hints = []
     send = lone_enqueue.enqueue
@@ -605,7 +605,7 @@ def test_a_stream_of_enqueues_that_never_ends_wakes_whoever_sleeps(fleet, monkey
     assert len(hints) == 3
 
 
-def test_a_listener_that_lost_its_connection_says_so_once_and_comes_back(fleet, caplog):
+def test_a_listener_that_lost_its_connection_logs_once_and_reconnects(fleet, caplog):
     called = Called()
     watch = fleet.driver.watch(called)
     watch.arm()
@@ -625,7 +625,7 @@ def test_a_listener_that_lost_its_connection_says_so_once_and_comes_back(fleet, 
     watch.close()
 
 
-def test_arming_goes_on_without_a_listener_where_there_is_nobody_to_listen_to(fleet, caplog):
+def test_arming_works_without_a_server_to_listen_to(fleet, caplog):
     driver = PostgresDriver(fleet.url, listen_url="postgresql://postgres@127.0.0.1:1/none", connect_s=1)
     called = Called()
     watch = driver.watch(called)
@@ -641,7 +641,7 @@ def test_arming_goes_on_without_a_listener_where_there_is_nobody_to_listen_to(fl
     assert [record.message for record in caplog.records] == ["postgres.listen_lost"]
 
 
-def test_a_listen_url_is_what_is_listened_on(fleet):
+def test_a_listen_url_is_used_for_listening(fleet):
     driver = PostgresDriver(fleet.url, prepared=False, listen_url=f"{fleet.url}?application_name=listener")
     watch = driver.watch(Called())
     watch.arm()
@@ -650,7 +650,7 @@ def test_a_listen_url_is_what_is_listened_on(fleet):
     driver.close()
 
 
-def test_behind_a_pooler_nobody_listens_without_a_listen_url(fleet):
+def test_behind_a_pooler_listening_needs_a_listen_url(fleet):
     driver = PostgresDriver(fleet.url, prepared=False)
     watch = driver.watch(Called())
     watch.arm()
@@ -685,7 +685,7 @@ def test_a_pool_of_one_is_not_lent(fleet):
     driver.close()
 
 
-def test_finishing_what_becomes_ready_calls_and_what_ends_does_not(store):
+def test_a_finish_calls_only_if_a_job_becomes_ready(store):
     ids = store.enqueue(2)
     jobs = store.claim(2)
     called = Called()

@@ -44,7 +44,7 @@ def test_b10_a_retry_names_the_failure_it_waits_after(store):
 
 
 @pytest.mark.parametrize(("kind", "name"), [("queue", "default"), ("task", "work")])
-def test_b10_a_pause_names_who_why_and_until_when(store, kind, name):
+def test_b10_a_pause_has_its_author_reason_and_end(store, kind, name):
     alive(store)
     [job] = store.enqueue()
     store.run(ops.pause(kind, name, by="ann", why="the mail server is down", until_ms=60_000, now=store.now))
@@ -56,7 +56,7 @@ def test_b10_a_pause_names_who_why_and_until_when(store, kind, name):
     assert why(store, job).gate == "turn"
 
 
-def test_b10_both_pauses_are_told(store):
+def test_b10_both_pauses_are_named(store):
     alive(store)
     [job] = store.enqueue()
     for kind, name in (("task", "work"), ("queue", "default")):
@@ -108,7 +108,7 @@ def test_b10_a_suspect_waits_to_run_alone(store):
     assert why(store, job).gate == "suspect"
 
 
-def test_b10_what_has_ended_says_how(store):
+def test_b10_an_ended_job_names_its_end(store):
     [dead] = store.dead()
     assert why(store, dead).sentence.startswith("it is dead because:")
     [late] = store.enqueue(expires_ms=1000)
@@ -118,13 +118,13 @@ def test_b10_what_has_ended_says_how(store):
     assert why(store, late).sentence == "it is cancelled because: expired"
 
 
-def test_b10_waiting_says_for_what(store):
+def test_b10_a_waiting_job_names_its_reason(store):
     [job] = store.enqueue()
     store.finish(*store.claim(), Change(State.WAITING, reason="approval", give_back_attempt=True))
     assert why(store, job).sentence == "it waits for: approval"
 
 
-def test_b10_waiting_until_a_time_says_so_and_is_not_told_to_be_not_due(store):
+def test_b10_waiting_until_a_time_is_not_reported_as_not_due(store):
     [job] = store.enqueue()
     alive(store)
     store.finish(*store.claim(), Change(State.WAITING, reason="approval", after_ms=60_000, give_back_attempt=True))
@@ -133,7 +133,7 @@ def test_b10_waiting_until_a_time_says_so_and_is_not_told_to_be_not_due(store):
     assert answer.others == ()
 
 
-def test_j19_a_parked_job_says_which_worker_it_needs(store):
+def test_j19_a_parked_job_names_the_worker_it_needs(store):
     [job] = store.enqueue()
     alive(store, tasks=["other"])
     store.run(ops.park("default", now=store.now))
@@ -190,7 +190,7 @@ def sending(store: Store) -> None:
     alive(store, tasks=["send"])
 
 
-def test_b10_a_full_cap_names_who_holds_it(store):
+def test_b10_a_full_cap_names_its_holders(store):
     limit(store, cap=2)
     first, second, third = add(store, 3)
     sending(store)
@@ -209,7 +209,7 @@ def test_b10_a_full_cap_names_who_holds_it(store):
     assert why(store, third).gate == "turn"
 
 
-def test_b10_a_cap_that_was_set_at_run_time_names_who_set_it(store):
+def test_b10_a_cap_set_at_run_time_names_its_author(store):
     limit(store, cap=9)
     *held, last = add(store, 8)
     sending(store)
@@ -227,7 +227,7 @@ def test_b10_a_cap_that_was_set_at_run_time_names_who_set_it(store):
     assert (why(store, last).gate, why(store, last).facts.cap) == ("turn", None)
 
 
-def test_b10_a_rate_that_is_used_up_says_until_when(store):
+def test_b10_a_used_up_rate_names_its_end(store):
     limit(store, rate=2)
     *_, last = add(store, 4)
     sending(store)
@@ -252,7 +252,7 @@ def test_b10_a_rate_that_is_used_up_says_until_when(store):
     assert len(take(store)) == 1
 
 
-def test_b10_a_rate_that_was_lowered_says_when_enough_are_free(store):
+def test_b10_a_lowered_rate_names_the_time_of_the_next_start(store):
     limit(store, rate=9)
     *_, last = add(store, 7)
     sending(store)
@@ -282,7 +282,7 @@ def test_b10_permits_of_an_hour_that_has_not_come_count_from_now(store):
     assert (answer.gate, answer.facts.permit_at - store.now) == ("rate", MINUTE + 250)
 
 
-def test_b10_an_order_names_who_comes_first(store):
+def test_b10_an_order_names_its_first_job(store):
     first, second, third = add(store, 3, ordering_dead="block")
     sending(store)
     assert why(store, first).sentence == "it is next in lane 'send:acme'"
@@ -339,7 +339,7 @@ def test_b10_a_dead_job_behind_it_in_the_order_blocks_nothing(store):
     assert store.query("select gate from duly_why") == [("turn",)]
 
 
-def test_b10_what_was_enqueued_before_a_lane_kept_an_order_is_waited_for(store):
+def test_b10_jobs_enqueued_before_a_lane_kept_an_order_are_waited_for(store):
     [old] = add(store)
     sending(store)
     take(store)
@@ -507,7 +507,7 @@ def test_b10_the_view_names_the_same_gate_for_every_live_job(store):
     assert len(store.query("select id from duly_why")) == live
 
 
-def test_b10_the_view_says_a_word_about_each_gate(store):
+def test_b10_the_view_has_a_word_for_each_gate(store):
     store.now = store.run(ops.clock())
     seen = {}
     for number, gates in enumerate([(), *((gate,) for gate in GATES)]):
@@ -536,7 +536,7 @@ def test_b10_the_view_says_a_word_about_each_gate(store):
     }
 
 
-def test_b10_what_has_ended_stands_before_one_gate_and_not_in_the_view(store):
+def test_b10_an_ended_job_has_one_gate_and_is_not_in_the_view(store):
     [job] = add(store, ordering_dead="block")
     store.kill(*take(store, ordered=True))
     store.run(ops.pause("task", "send", by="ann", why="so", now=store.now))
