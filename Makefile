@@ -40,6 +40,7 @@ test: $(VENV)/.stamp $(VENV)/.pgbouncer $(if $(NODE),$(NODE_STAMP))  ## run ever
 quick: $(VENV)/.stamp  ## run the core's fast tests on SQLite, or those of a word on every store (ARGS=batch)
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS) $(QUICK) -m "$(QUICK_TESTS)" -k "$(or $(ARGS),not postgres and not d1)"
 
+nightly: export DULY_TEST_READY := 1000000
 nightly: $(VENV)/.stamp $(VENV)/.pgbouncer $(if $(NODE),$(NODE_STAMP))  ## run all tests in a random order, the long proof and all mutants: 3 hours
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS) --shuffle $(SHUFFLE) $(ARGS)
 	@$(BIN)/python -m tests.proof --full

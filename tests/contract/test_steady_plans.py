@@ -19,6 +19,8 @@ from tests.contract.test_plans import ASKED, BY_KEY, nodes, of_big_tables, plans
 from tests.contract.test_statements import every_op
 from tests.servers.postgres import PostgresServer
 
+pytestmark = pytest.mark.xdist_group("plans")
+
 
 @pytest.fixture
 def url(postgres: PostgresServer) -> Iterator[str]:

@@ -15,7 +15,7 @@ from duly.store import ops
 from tests.databases import fresh
 from tests.engine.crash.workers import TASKS, Scene, alive, kill, scene_on, stop
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 CHILDREN = (
     TASKS
@@ -39,6 +39,16 @@ def burn(ctx: SyncCtx, seconds: float) -> int:
         pass
     note(ctx, "end")
     return os.getpid()
+
+
+@app.task(isolation="process")
+def burn_together(ctx: SyncCtx) -> None:
+    """Compute until two of them do."""
+    note(ctx, "begin")
+    note(ctx, "burns")
+    while open(os.environ["LEDGER"]).read().count('"burns"') < 2:
+        pass
+    note(ctx, "end")
 
 
 @app.task(isolation="process")
@@ -89,14 +99,14 @@ async def afails(ctx: Ctx) -> None:
     raise ValueError("in a process of its own")
 
 
-@app.task(isolation="process", timeout="700ms")
+@app.task(isolation="process", timeout="2s")
 def endless(ctx: SyncCtx) -> None:
     note(ctx, "begin")
     while True:
         pass
 
 
-@app.task(isolation="process", timeout="700ms")
+@app.task(isolation="process", timeout="2s")
 async def aendless(ctx: Ctx) -> None:
     note(ctx, "begin")
     time.sleep(30)
@@ -124,10 +134,10 @@ def asks(ctx: SyncCtx) -> None:
         raise
 
 
-@app.task(isolation="process", stall_after="600ms")
+@app.task(isolation="process", stall_after="1200ms")
 async def beats(ctx: Ctx, stall: bool) -> None:
     note(ctx, "begin")
-    for _ in range(15):
+    for _ in range(25):
         await asyncio.sleep(0.1)
         if not stall:
             await ctx.heartbeat()
@@ -166,15 +176,15 @@ def record(scene: Scene, job: str) -> JobRecord:
 
 def test_j12_handlers_in_processes_of_their_own_run_at_once_and_their_context_works(scene: Scene) -> None:
     worker = scene.start(concurrency=8)
-    burning = scene.enqueue("burn", 2, payload={"seconds": 3.0})  # longer than a process takes to start here
+    burning = scene.enqueue("burn_together", 2)
     spoken = [*scene.enqueue("aburn", payload={"n": 1}), *scene.enqueue("speak", payload={"n": 2})]
     done, undone = (scene.enqueue("commits", payload={"n": 7, "commit": said})[0] for said in (True, False))
     beating, stalling = (scene.enqueue("beats", payload={"stall": said})[0] for said in (False, True))
     failing = [*scene.enqueue("fails", max_attempts=1), *scene.enqueue("afails", max_attempts=1)]
     scene.wait(lambda: scene.count("duly_done") >= 11, "those to end, and two children")
     first, second = (scene.ledger(job) for job in burning)
-    assert first[0].at < second[1].at, "they burn at the same time"
-    assert second[0].at < first[1].at, "they burn at the same time"
+    assert first[0].at < second[-1].at, "they burn at the same time"
+    assert second[0].at < first[-1].at, "they burn at the same time"
     assert len({worker.pid, *(line.pid for line in (*first, *second))}) == 3
     for job, progress in zip(spoken, (30, 60), strict=True):
         found = record(scene, job)
@@ -218,7 +228,7 @@ def test_j16_j17_a_timeout_kills_a_process_and_a_cancel_reaches_it(scene: Scene)
         assert record(scene, job).state == "cancelled"
         begun, told = scene.ledger(job)
         assert told.what == word
-        assert told.at - cancelled_at < scene.lease_ms / 3000 + 1.5
+        assert told.at - cancelled_at < scene.lease_ms / 3000 + 5.0
 
 
 def test_j12_a_crash_of_a_process_counts_and_hurts_nobody_else(scene: Scene) -> None:
@@ -226,7 +236,7 @@ def test_j12_a_crash_of_a_process_counts_and_hurts_nobody_else(scene: Scene) -> 
     others = [*scene.enqueue("burn", payload={"seconds": 0.5}), *scene.enqueue("nap", payload={"seconds": 2.0})]
     crashing = [scene.enqueue("crash", payload={"how": how})[0] for how in ("exit", "segfault", "kill", "memory")]
     crashing += scene.enqueue("leaves_a_fork")
-    scene.wait_ended(40)
+    scene.wait_ended(80)
     for job in crashing:
         assert record(scene, job).reason == "killed its worker"
         assert scene.row(job) == ("dead", 3, 3)
@@ -245,7 +255,7 @@ def test_j12_a_process_goes_with_its_worker_killed_or_stopped(scene: Scene) -> N
     assert alive(child)
     took = stop(worker)
     print(f"\nJ18 {scene.store.kind}: with a process, exit after {took:.2f} s (grace 0.3 s)")
-    assert took < 1.3 + 2.5
+    assert took < 1.3 + 5.0
     assert not alive(child)
     assert scene.row(job) == ("ready", 0, 0)
     worker = scene.start(concurrency=2)

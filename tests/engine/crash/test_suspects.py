@@ -33,19 +33,20 @@ def test_j12_what_a_killed_worker_held_runs_alone_in_another_process_and_none_di
     assert scene.count("duly_attempt", "outcome = 'crashed'") == 20
 
 
-def test_j12_sixteen_poison_pills_among_2000_jobs_die_alone(scene: Scene) -> None:
+@pytest.mark.parametrize(("count", "jobs"), [(4, 100), pytest.param(16, 2000, marks=pytest.mark.nightly)])
+def test_j12_poison_pills_among_good_jobs_die_alone(scene: Scene, count: int, jobs: int) -> None:
     good: list[str] = []
     pills: list[str] = []
 
     def add(number: int) -> None:
-        good.extend(scene.enqueue("quick", 125))
-        pills.extend(scene.enqueue(("pill", "sync_pill")[number % 2], payload={"how": WAYS[number // 2 % 4]}))
+        good.extend(scene.enqueue("quick", jobs // count))
+        pills.extend(scene.enqueue(("pill", "sync_pill")[number % 2], payload={"how": WAYS[number * 8 // count % 4]}))
 
-    for number in range(8):
+    for number in range(count // 2):
         add(number)
     began = time.monotonic()
     with scene.supervised(2, concurrency=10) as deaths:
-        for number in range(8, 16):  # these meet workers that have something to lose
+        for number in range(count // 2, count):  # these meet workers that have something to lose
             time.sleep(0.5)
             add(number)
         scene.wait_ended(90)
@@ -55,25 +56,25 @@ def test_j12_sixteen_poison_pills_among_2000_jobs_die_alone(scene: Scene) -> Non
     assert scene.count("duly_done") == len(good) + len(pills)
     reasons = scene.store.query("select reason, count(*) from duly_done where state = 'dead' group by 1")
     assert {reason for reason, _ in reasons} <= {"killed its worker", "worker lost on the last attempt"}, reasons
-    assert dict(reasons).get("killed its worker", 0) >= 12, reasons
-    assert deaths["died"] <= 16
+    assert dict(reasons).get("killed its worker", 0) >= count * 3 // 4, reasons
+    assert deaths["died"] <= count
     assert max(times(scene.ledger(*pills), "begin").values()) <= 5
 
 
 def test_j12_an_app_that_cannot_be_imported_runs_suspects_alone_in_the_emptied_worker(scene: Scene) -> None:
     first = scene.start(script=TASKS, concurrency=8)
-    terms: dict[str, Any] = {"lease_ms": 1000, "payload": {"seconds": 20.0}}
+    terms: dict[str, Any] = {"payload": {"seconds": 20.0}}
     jobs = [*scene.enqueue("nap", 3, **terms), *scene.enqueue("doze", 3, **terms)]
     scene.wait(lambda: len(scene.ledger()) == 6, "all to begin")
     pills = [
-        *scene.enqueue("pill", payload={"how": "exit"}, lease_ms=1000),
-        *scene.enqueue("sync_pill", payload={"how": "kill"}, lease_ms=1000),
+        *scene.enqueue("pill", payload={"how": "exit"}),
+        *scene.enqueue("sync_pill", payload={"how": "kill"}),
     ]
     scene.wait(lambda: first.poll() is not None, "the first to die")
     others: list[str] = []
     with scene.supervised(1, script=TASKS, concurrency=8) as deaths:
         for _ in range(10):
-            time.sleep(0.5)
+            time.sleep(0.2)
             others += scene.enqueue("quick", 20)
         scene.wait_ended(100)
     for job in jobs:
@@ -114,7 +115,7 @@ def test_j12_where_no_process_can_be_started_suspects_run_alone_in_the_emptied_w
 def test_j12_a_slow_innocent_is_not_blamed_for_what_kills_the_worker_of_its_process(scene: Scene) -> None:
     """Its worker may die, again and again, of what runs in the worker itself."""
     first = scene.start(concurrency=2)
-    [job] = scene.enqueue("talk", payload={"seconds": 2.0}, max_attempts=8, lease_ms=1000)
+    [job] = scene.enqueue("talk", payload={"seconds": 1.0}, max_attempts=8)
     scene.wait_for(job, "begin")
     kill(first)
     for attempt in range(2, 5):
@@ -129,7 +130,7 @@ def test_j12_a_slow_innocent_is_not_blamed_for_what_kills_the_worker_of_its_proc
 @pytest.mark.parametrize("task", ["hang", "hang_over_time"])
 def test_j12_a_handler_that_blocks_its_event_loop_hangs_one_worker_and_no_other(scene: Scene, task: str) -> None:
     scene.start(concurrency=2)
-    [job] = scene.enqueue(task, max_attempts=10, lease_ms=600)
+    [job] = scene.enqueue(task, max_attempts=10)
     scene.wait_for(job, "begin")
     second = scene.start(concurrency=2)
     scene.wait_ended()
@@ -143,7 +144,7 @@ def test_j12_a_handler_that_blocks_its_event_loop_hangs_one_worker_and_no_other(
 @pytest.mark.parametrize("task", ["nap_over_time", "doze_over_time"])
 def test_j12_a_suspect_that_only_takes_too_long_is_not_to_blame(scene: Scene, task: str) -> None:
     first = scene.start(concurrency=2)
-    [job] = scene.enqueue(task, max_attempts=4, lease_ms=600)
+    [job] = scene.enqueue(task, max_attempts=4)
     scene.wait_for(job, "begin")
     kill(first)
     second = scene.start(concurrency=2)

@@ -25,6 +25,8 @@ from duly.model import NewJob, Terms
 from duly.store import ops
 from tests.contract.stores import PostgresStore, SQLiteStore, Store, new_id
 
+LEASE_MS = 500  # a worker beats every third of it
+
 TASKS = '''
 import asyncio, ctypes, json, os, resource, signal, sqlite3, threading, time
 
@@ -77,6 +79,22 @@ async def block(ctx: Ctx, seconds: float) -> None:
 
 
 @app.task
+async def block_until_taken(ctx: Ctx) -> None:
+    """Block the event loop until another worker runs the job, then talk to the context."""
+    note(ctx, "begin")
+    while ctx.attempt == 1 and f'["{ctx.job_id}", 2, ' not in open(os.environ["LEDGER"]).read():
+        time.sleep(0.02)
+    try:
+        for _ in range(10):
+            await ctx.progress(50)
+            await asyncio.sleep(0.05)
+    except BaseException as error:
+        note(ctx, type(error).__name__)
+        raise
+    note(ctx, "end")
+
+
+@app.task
 def talk(ctx: SyncCtx, seconds: float) -> None:
     """Talk to the context for some time, as a handler in a thread."""
     note(ctx, "begin")
@@ -109,7 +127,7 @@ async def hang(ctx: Ctx) -> None:
         time.sleep(0.1)
 
 
-@app.task(timeout="300ms", backoff=backoff.fixed("50ms"))
+@app.task(timeout="1s", backoff=backoff.fixed("50ms"))
 async def hang_over_time(ctx: Ctx) -> None:
     """Let nobody else on the event loop, for ever, though its time is up."""
     note(ctx, "begin")
@@ -117,14 +135,14 @@ async def hang_over_time(ctx: Ctx) -> None:
         time.sleep(0.1)
 
 
-@app.task(timeout="300ms", backoff=backoff.fixed("50ms"))
+@app.task(timeout="1s", backoff=backoff.fixed("50ms"))
 async def nap_over_time(ctx: Ctx) -> None:
     """Sleep for longer than it may."""
     note(ctx, "begin")
     await asyncio.sleep(30)
 
 
-@app.task(timeout="300ms", backoff=backoff.fixed("50ms"))
+@app.task(timeout="1s", backoff=backoff.fixed("50ms"))
 def doze_over_time(ctx: SyncCtx) -> None:
     """Sleep in a thread for longer than it may."""
     note(ctx, "begin")
@@ -197,7 +215,7 @@ class Told(NamedTuple):
 class Scene:
     """One database with its worker processes, its ledger and what the workers told."""
 
-    def __init__(self, store: Store, url: str, folder: Path, *, lease_ms: int = 2000, tasks: str = TASKS) -> None:
+    def __init__(self, store: Store, url: str, folder: Path, *, lease_ms: int = LEASE_MS, tasks: str = TASKS) -> None:
         self.store = store
         self.lease_ms = lease_ms
         self.folder = folder
