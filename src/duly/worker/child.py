@@ -1,4 +1,4 @@
-"""`python -m duly.worker.child FD`: runs handlers for a worker, one at a time, in a process of its own."""
+"""`python -m duly.worker.child FD`: a child process that runs handlers for a worker, one at a time."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PARENT_DEATH_SIGNAL = 1  # prctl(PR_SET_PDEATHSIG)
 
 
 def main(descriptor: int) -> None:
-    """Import the app, say so, and run what comes until the worker is gone."""
+    """Import the app, report that, and run jobs until the worker closes the socket."""
     _die_with_parent()
-    # Who stops everything at once, by Ctrl-C or as a service, means the worker, which says what is to be done here.
-    # Not SIG_IGN: what a handler starts would inherit it.
+    # Ctrl-C and service managers signal the whole group. The worker alone decides when this process stops.
+    # Not SIG_IGN: processes that a handler starts would inherit it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     os.set_inheritable(descriptor, False)
@@ -50,19 +50,19 @@ def main(descriptor: int) -> None:
 
 
 class Serving:
-    """One job after the other: read by a thread, run by the main thread."""
+    """Runs one job after the other in the main thread; another thread reads them."""
 
     def __init__(self, app: App, sock: socket.socket) -> None:
         self._app = app
         self._sock = sock
-        self._sending = threading.Lock()  # a handler may beat from threads of its own
+        self._sending = threading.Lock()  # a handler may send heartbeats from its own threads
         self._jobs: queue.SimpleQueue[Claimed] = queue.SimpleQueue()
         self._lease: Lease | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked: Ask | None = None  # the last request to stop: its job may not have begun
+        self._asked: Ask | None = None  # the last request to stop; its job may not have begun
 
     def run(self) -> None:
-        """Run jobs until the process is ended."""
+        """Run jobs until the process is killed."""
         threading.Thread(target=self._listen, name="duly-listen", daemon=True).start()
         while True:
             job = self._jobs.get()
@@ -99,19 +99,19 @@ class Serving:
             self._loop = None
 
     def _listen(self) -> None:
-        """Take in jobs and requests to stop; without a worker there is nothing left to do."""
+        """Receive jobs and requests to stop. Exits when the worker has closed the socket."""
         try:
             while True:
                 message = receive(self._sock, Any)
                 if isinstance(message, dict):
-                    self._hear(msgspec.convert(message, Ask))
-                else:  # a job, which travels as a list of its values
+                    self._handle(msgspec.convert(message, Ask))
+                else:  # a job is sent as a list of its values
                     self._jobs.put(msgspec.convert(message, Claimed))
         finally:
             os._exit(1)
 
-    def _hear(self, ask: Ask) -> None:
-        """Have the handler stop if that is asked, and answer. One that blocks its event loop keeps us from it."""
+    def _handle(self, ask: Ask) -> None:
+        """Stop the handler if requested, and answer. A handler that blocks its event loop blocks the answer too."""
         loop = self._loop
         if ask.asked is not None:
             self._ask(ask)
@@ -133,13 +133,13 @@ class Serving:
 
 
 def _cancel(lease: Lease) -> None:
-    """Raise into what an async handler awaits, unless it has ended."""
+    """Cancel an async handler, unless it has ended."""
     if lease.aio is not None:
         lease.aio.cancel()
 
 
 def _die_with_parent() -> None:
-    """Have the system kill this process when its worker is killed, even while a handler holds on to everything."""
+    """Let the system kill this process when its worker is killed, even if a handler blocks."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 

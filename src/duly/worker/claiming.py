@@ -4,8 +4,8 @@ A claim asks for as many jobs as there are free slots. If all tasks are quick (`
 will begin in a moment, in parts. Lanes have claims of their own (`lanes`), and so have queues with limits
 (`queue_limits`).
 
-A queue that returns less than a claim asked for is exhausted until the next turn, unless a job may have come that the
-claim did not see.
+A queue that returns less than a claim asked for is exhausted until the next turn, unless the claim may have missed a
+job.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from duly.app.lease import Lease
 from duly.errors import DulyError
@@ -33,36 +34,27 @@ from duly.worker.watermark import Watermark
 PARTS = 3  # in which quick jobs are claimed ahead: one part is in flight while the others run
 
 
+@dataclass(eq=False, repr=False)
 class Claiming:
     """Claims for one worker, and knows how far each of its queues is claimed."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        held: Held,
-        wakeups: Wakeups,
-        finishing: Finishing,
-        stopping: Stopping,
-        slots: Slots,
-        prefetch: Prefetch,
-        lanes: Lanes,
-        limits: QueueLimits,
-    ) -> None:
-        self._shared = shared
-        self._held = held
-        self._wakeups = wakeups
-        self._finishing = finishing
-        self._stopping = stopping
-        self._slots = slots
-        self._prefetch = prefetch
-        self._lanes = lanes
-        self._limits = limits
-        self._clock = shared.clock
-        self._queues = shared.queues
-        self._tasks = shared.app.tasks
-        self._order = deque(shared.queues)
-        self._watermarks = {queue: Watermark() for queue in shared.queues}
-        self.filling = False  # a claim may be in flight
+    _shared: Shared
+    _held: Held
+    _wakeups: Wakeups
+    _finishing: Finishing
+    _stopping: Stopping
+    _slots: Slots
+    _prefetch: Prefetch
+    _lanes: Lanes
+    _limits: QueueLimits
+    filling: bool = field(default=False, init=False)  # a claim may be in flight
+
+    def __post_init__(self) -> None:
+        self._clock = self._shared.clock
+        self._queues = self._shared.queues
+        self._tasks = self._shared.app.tasks
+        self._order = deque(self._queues)
+        self._watermarks = {queue: Watermark() for queue in self._queues}
 
     @property
     def exhausted(self) -> bool:

@@ -1,13 +1,14 @@
 """Cancels handlers that exceed their timeout, and abandons those that do not stop. Reports handlers that stall.
 
-One look at all held jobs every few milliseconds, and only while a task has such a limit: cheaper than a timer per job,
-and the same for coroutines, threads and processes.
+It checks all held jobs every few milliseconds, and only if a task has such a limit. That is cheaper than a timer per
+job, and works alike for coroutines, threads and processes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from duly.app.definition import Kind
 from duly.app.events import about
@@ -28,25 +29,19 @@ INTERRUPT_SECONDS = 0.5
 GIVE_UP_SECONDS = 1.5
 
 
+@dataclass(eq=False, repr=False)
 class Deadlines:
     """Watches the handlers of one worker."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        held: Held,
-        finishing: Finishing,
-        stopping: Stopping,
-        children: Children,
-        threads: Threads,
-    ) -> None:
-        self._shared = shared
-        self._held = held
-        self._finishing = finishing
-        self._stopping = stopping
-        self._children = children
-        self._threads = threads
-        definitions = [task.definition for task in shared.app.tasks.values()]
+    _shared: Shared
+    _held: Held
+    _finishing: Finishing
+    _stopping: Stopping
+    _children: Children
+    _threads: Threads
+
+    def __post_init__(self) -> None:
+        definitions = [task.definition for task in self._shared.app.tasks.values()]
         self._limited = any(one.timeout_ms or one.stall_after_ms for one in definitions)
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker adds to the event loop it runs in, and takes away again."""
+"""Signal handlers and a task factory, which a worker adds to its event loop and removes again."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from weakref import WeakKeyDictionary
 
 from duly.app.lease import current
 
-HEARD = (signal.SIGTERM, signal.SIGINT)
-# A loop has one handler for a signal, and may have several workers: it stops them all.
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A loop has one handler for each signal and may have several workers: the handler stops them all.
 _stops: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Callable[[], None]]] = WeakKeyDictionary()
 
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None], *, wanted: bool) -> Iterator[None]:
-    """Stop on SIGTERM and Ctrl-C, where this is the thread that hears of them."""
+    """Stop on SIGTERM and Ctrl-C, if this is the main thread."""
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
     stops = _stops.setdefault(loop, [])
     if not stops:
-        for number in HEARD:
+        for number in SIGNALS:
             loop.add_signal_handler(number, _stop_all, stops)
     stops.append(stop)
     try:
@@ -34,7 +34,7 @@ def stopped_by_signals(stop: Callable[[], None], *, wanted: bool) -> Iterator[No
     finally:
         stops.remove(stop)
         if not stops:
-            for number in HEARD:
+            for number in SIGNALS:
                 loop.remove_signal_handler(number)
 
 
@@ -45,7 +45,7 @@ def _stop_all(stops: list[Callable[[], None]]) -> None:
 
 @contextmanager
 def tasks_of_handlers_noted() -> Iterator[None]:
-    """Remember which tasks a handler starts, to name those it leaves behind."""
+    """Remember the tasks that a handler starts, to log those it leaves running."""
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()
 

@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
 
 from duly.app.events import about
 from duly.app.lease import Lease
@@ -33,19 +34,19 @@ LETS_OTHERS_RUN = frozenset({State.READY, State.SCHEDULED, State.DEAD})
 MANY = 200  # ends that take longer to write than a commit takes
 
 
+@dataclass(eq=False, repr=False)
 class Finishing:
     """Takes the ends of attempts, asks the judge, and records the changes."""
 
-    overlaps = True  # ends may be sent while a claim is in flight
+    overlaps: ClassVar[bool] = True  # ends may be sent while a claim is in flight
 
-    def __init__(self, shared: Shared, held: Held, wakeups: Wakeups, prefetch: Prefetch) -> None:
-        self._shared = shared
-        self._held = held
-        self._wakeups = wakeups
-        self._prefetch = prefetch
-        self._in_flight: list[asyncio.Task[None]] = []
-        self.unsent: deque[Ended] = deque()
-        self.soon = 0  # how many more ends are expected in a moment, while jobs wait for a slot
+    _shared: Shared
+    _held: Held
+    _wakeups: Wakeups
+    _prefetch: Prefetch
+    _in_flight: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+    unsent: deque[Ended] = field(default_factory=deque, init=False)
+    soon: int = field(default=0, init=False)  # how many more ends are expected in a moment, while jobs wait for a slot
 
     # What an attempt came to
 
@@ -223,8 +224,8 @@ def _is_well_done(sending: asyncio.Task[None]) -> bool:
 def _lets_others_run(ended: Sequence[Ended]) -> bool:
     """Whether a job may be ready now that was not before.
 
-    It may be one that was released or is retried at once, the next of a lane or of a schedule, or one that the end
-    added: a callback, a dead letter, or the debounced job behind a key.
+    The job was released or is retried at once, or it is the next of a lane or of a schedule. Or the end has added it:
+    a callback, a dead letter, or the debounced job behind a key.
     """
     for lease, change in ended:
         job = lease.job

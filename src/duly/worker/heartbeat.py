@@ -11,6 +11,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from duly.app.lease import Lease
 from duly.errors import StoreError
@@ -26,27 +27,22 @@ RETRY_SECONDS = (0.1, 0.3)
 JOIN_SECONDS = 0.5
 
 
+@dataclass(eq=False, repr=False)
 class Heartbeat:
     """The heartbeats of one worker."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        held: Held,
-        wakeups: Wakeups,
-        *,
-        on_lost: Callable[[Lease], None],
-        on_cancel: Callable[[Lease], None],
-    ) -> None:
-        self._shared = shared
-        self._held = held
-        self._wakeups = wakeups
-        self._on_lost = on_lost
-        self._on_cancel = on_cancel
-        self._clock = shared.clock
+    _shared: Shared
+    _held: Held
+    _wakeups: Wakeups
+    _: KW_ONLY
+    on_lost: Callable[[Lease], None]
+    on_cancel: Callable[[Lease], None]
+
+    def __post_init__(self) -> None:
+        self._clock = self._shared.clock
         self._stopped = threading.Event()
         self._answered_at = self._beat_at = self._clock()
-        self._pulse = Pulse(shared.id)
+        self._pulse = Pulse(self._shared.id)
         self._thread: threading.Thread | None = None
         self._blocked = False
 
@@ -136,9 +132,9 @@ class Heartbeat:
             if lease.sent or lease.closed or not self._held.has(lease):
                 continue
             if lease.job.id not in answer:
-                self._on_lost(lease)
+                self.on_lost(lease)
             elif answer[lease.job.id] is not None and lease.asked is None:
-                self._on_cancel(lease)
+                self.on_cancel(lease)
 
     def _failed(self, error: StoreError) -> None:
         if not self._shared.failing:

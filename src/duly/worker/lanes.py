@@ -125,7 +125,7 @@ class Lanes:
         return jobs
 
     async def _go_round(self, trip: _Trip) -> list[Claimed]:
-        """Claim from lane after lane until there are enough jobs, all lanes were looked at, or the way is too long."""
+        """Claim from lane after lane until there are enough jobs, all lanes were read, or the way is too long."""
         if not trip.tasks or trip.limit <= 0:
             return []
         jobs: list[Claimed] = []

@@ -1,9 +1,9 @@
-"""A sign of life for probes, without a web server: one small file per worker, touched while its loop answers.
+"""Liveness for probes without a web server: one small file per worker, touched while its event loop answers.
 
-It says nothing of the database: a worker whose database is away is alive, waits, and must not be restarted for it.
+It does not depend on the database: a worker whose database is away is alive and must not be restarted.
 
-A file says which process wrote it, by its number and by when it began, because numbers are used again, and in which
-container, because two of them may share a folder: each container's probe judges its own workers.
+A file names the process that wrote it by number and start time, because numbers are reused. It also names the
+container, because two containers may share a folder: each container's probe reads only its own workers.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import NamedTuple
 log = logging.getLogger("duly.worker")
 
 STALE_SECONDS = 30.0
-# Files of other containers cannot be judged from here, only cleared away some day.
+# Files of other containers cannot be checked from here. They are deleted when they are this old.
 LITTER_SECONDS = 86_400.0
 
 
 class Sign(NamedTuple):
-    """What a worker's file says."""
+    """The content of a worker's file."""
 
     worker: str
     pid: int
     age_s: float
 
     def alive(self, within_s: float = STALE_SECONDS) -> bool:
-        """Whether the worker gave a sign of life lately."""
+        """Whether the file was touched lately."""
         return self.age_s <= within_s
 
 
@@ -49,7 +49,7 @@ class Pulse:
         self._warned = False
 
     def begin(self) -> None:
-        """Write the file. A folder that cannot be written to only costs the probe, and is told of once."""
+        """Write the file. If that fails the worker runs on; the error is logged once."""
         try:
             file = _own_folder() / f"worker-{os.getpid()}-{self._worker[-4:]}.json"
             fresh = file.with_suffix(".new")
@@ -62,17 +62,17 @@ class Pulse:
             self._warned = True
 
     def touch(self) -> None:
-        """Say that the worker is alive."""
+        """Touch the file."""
         if self._file is None:
             self.begin()
             return
         try:
             os.utime(self._file)
-        except OSError:  # somebody tidied up
+        except OSError:  # the file was deleted
             self.begin()
 
     def end(self) -> None:
-        """Take the file away."""
+        """Delete the file."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.unlink(missing_ok=True)
@@ -80,12 +80,12 @@ class Pulse:
 
 
 def folder() -> Path:
-    """Give the folder of the files: that of this user on this machine."""
+    """Return the folder of the files of this user on this machine."""
     return Path(os.environ.get("DULY_RUN_DIR") or Path(tempfile.gettempdir()) / f"duly-{_user()}")
 
 
 def signs() -> Iterator[Sign]:
-    """Read the signs of life of this user's workers on this machine; those of ended processes are cleared away."""
+    """Read the files of this user's workers on this machine. Deletes those of ended processes."""
     for file in sorted(folder().glob("worker-*.json")):
         try:
             said = json.loads(file.read_text())
@@ -97,15 +97,15 @@ def signs() -> Iterator[Sign]:
             yield sign
         elif here or sign.age_s > LITTER_SECONDS:
             with suppress(OSError):
-                file.unlink(missing_ok=True)  # it was killed, and could not
+                file.unlink(missing_ok=True)  # the process was killed
 
 
 def _own_folder() -> Path:
-    """Make the folder; one that another user put there is not used."""
+    """Make the folder. Raises if it belongs to another user."""
     made = folder()
     made.mkdir(mode=0o700, parents=True, exist_ok=True)
     if hasattr(os, "getuid") and made.stat().st_uid != os.getuid() and "DULY_RUN_DIR" not in os.environ:
-        raise PermissionError(f"{made} belongs to somebody else: set DULY_RUN_DIR to a folder of your own")
+        raise PermissionError(f"{made} belongs to another user. Set DULY_RUN_DIR to a folder of your own.")
     return made
 
 
@@ -119,25 +119,25 @@ def _place(pid: int) -> dict[str, str | None]:
 
 @cache
 def _where() -> str:
-    """Name this machine or container, inside of which process numbers mean something."""
+    """Name this machine or container, in which process numbers are unique."""
     with suppress(OSError):
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     return socket.gethostname()
 
 
 def _begun(pid: int) -> str | None:
-    """Say when a process began, in the system's own words; None where it does not tell."""
+    """Return the start time of a process as the system gives it, or None."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # The name of the program, in brackets, may hold anything; field 22 counts from before it.
+        # The name of the program, in brackets, may contain anything. The start time is field 22.
         return f"{boot} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
     except (OSError, IndexError):
         return None
 
 
 def _exists(pid: int, begun: str | None) -> bool:
-    """Say whether this very process is there, and not another that was given its number."""
-    if os.name == "nt":  # there os.kill ends a process, whatever the signal: the age of the file must do
+    """Whether this process exists, and not a later one with the same number."""
+    if os.name == "nt":  # os.kill ends a process there, whatever the signal: judge by the age of the file
         return True
     try:
         os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""What a worker and the process of a handler say to each other: JSON, each message with its length before it."""
+"""The messages between a worker and its child processes: JSON, each after its length."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _BY_NAME: dict[str, type[Any]] = {
 
 
 class Begin(Struct, frozen=True):
-    """Which app the child is to import, and where the worker looks for modules."""
+    """The app that the child must import, and the worker's module path."""
 
     spec: str
     path: list[str]
 
 
 class Started(Struct, frozen=True):
-    """The child has imported the app, or has not."""
+    """The child has imported the app, or failed to."""
 
     error: str | None = None
 
 
 class Ask(Struct, frozen=True):
-    """The handler of this job is to stop; or, with nothing asked of it, only an answer is wanted."""
+    """A request to stop the handler of this job. Without a reason, only an answer is requested."""
 
     asked: Asked | None
     job_id: str
@@ -44,11 +44,11 @@ class Beat(Struct, frozen=True, tag=True):
 
 
 class Answer(Struct, frozen=True, tag=True):
-    """The child was asked something, and its handler lets it answer."""
+    """The child has received a request, and its handler does not block it."""
 
 
 class Outcomes(Struct, frozen=True, tag=True):
-    """How the attempt ended: the name of the outcome and its fields."""
+    """The outcome of an attempt: its name and its fields."""
 
     name: str
     fields: Any
@@ -56,30 +56,30 @@ class Outcomes(Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, outcome: Outcome, *, staged: bool) -> Outcomes:
-        """Put an outcome into a message."""
+        """Make a message of an outcome."""
         return cls(type(outcome).__name__, msgspec.to_builtins(outcome), staged)
 
     @property
     def outcome(self) -> Outcome:
-        """Take the outcome out again."""
+        """The outcome in this message."""
         made: Outcome = msgspec.convert(self.fields, _BY_NAME[self.name])
         return made
 
 
 def frame(message: Any) -> bytes:
-    """Write a message with its length before it."""
+    """Encode a message after its length."""
     data = msgspec.json.encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
 async def read_frame(reader: asyncio.StreamReader, kind: Any) -> Any:
-    """Read the next message, of one kind or of several. Raises IncompleteReadError at the end of the other side."""
+    """Read the next message of one kind or of several. Raises IncompleteReadError when the other side has closed."""
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
     return msgspec.json.decode(await reader.readexactly(length), type=kind)
 
 
 def receive(sock: socket.socket, kind: Any) -> Any:
-    """Read the next message, from a thread. Raises EOFError at the end of the other side."""
+    """Read the next message, from a thread. Raises EOFError when the other side has closed."""
     return msgspec.json.decode(_exactly(sock, int.from_bytes(_exactly(sock, LENGTH_BYTES), "big")), type=kind)
 
 

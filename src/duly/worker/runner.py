@@ -44,7 +44,7 @@ DONE = Succeeded()
 
 
 class Runner(Protocol):
-    """What runs the attempts of a worker: this module, or one that sends them elsewhere."""
+    """Runs the attempts of a worker: this module, or an object that sends them elsewhere."""
 
     def run(self, lease: Lease, /) -> Outcome:
         """Run a sync handler in this thread."""

@@ -1,4 +1,4 @@
-"""What all parts of a worker share: its options, its clock, its event loop, and the state of the connection."""
+"""The state that all parts of a worker share: options, clock, event loop, connection."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The slots of a worker: claimed jobs wait for one, and their handlers run there.
 
-Async handlers run on the event loop, sync ones in threads, isolated ones in child processes. Consumers and threads live
-long: when a job ends, the next one of the same kind runs in the same place and needs no task or wake-up of its own.
+Async handlers run on the event loop, sync ones in threads, isolated ones in child processes. When a job ends, the next
+one of the same kind runs in the same consumer or thread. It needs no task and no wake-up of its own.
 """
 
 from __future__ import annotations

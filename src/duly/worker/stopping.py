@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 from duly.app.events import about
 from duly.app.lease import Asked, Lease
@@ -25,38 +26,29 @@ LAST_SECONDS = 0.6
 GOODBYE_SECONDS = 5.0  # the longest goodbye of a worker that is in no hurry
 
 
+@dataclass(eq=False, repr=False)
 class Stopping:
     """Stops one worker, and the handlers that must not run any more."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        held: Held,
-        wakeups: Wakeups,
-        finishing: Finishing,
-        children: Children,
-        *,
-        grace_s: float,
-        on_stuck: Callable[[], None] | None,
-    ) -> None:
-        self._shared = shared
-        self._held = held
-        self._wakeups = wakeups
-        self._finishing = finishing
-        self._children = children
-        self._grace_s = grace_s
-        self._on_stuck = on_stuck
-        self._stop_at = 0.0
-        self._asked_all = False
-        self._gave_back = False
-        self.noticed = asyncio.Event()  # the worker was asked to stop, or to stop sooner
+    _shared: Shared
+    _held: Held
+    _wakeups: Wakeups
+    _finishing: Finishing
+    _children: Children
+    _: KW_ONLY
+    grace_s: float
+    on_stuck: Callable[[], None] | None
+    noticed: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # `stop` was called
+    _stop_at: float = field(default=0.0, init=False)
+    _asked_all: bool = field(default=False, init=False)
+    _gave_back: bool = field(default=False, init=False)
 
     def stop(self) -> None:
         """Claim no more, and stop when the jobs have ended or the grace time is over. A second call ends that time."""
         shared, now = self._shared, self._shared.clock()
-        self._stop_at = now if shared.stopping else now + self._grace_s
+        self._stop_at = now if shared.stopping else now + self.grace_s
         if not shared.stopping:
-            shared.app.events.tell("worker.stopping", worker=shared.id, running=len(self._held), grace_s=self._grace_s)
+            shared.app.events.tell("worker.stopping", worker=shared.id, running=len(self._held), grace_s=self.grace_s)
         shared.stopping = True
         shared.call_soon(self.noticed.set)
         self._wakeups.wake()
@@ -69,10 +61,10 @@ class Stopping:
 
     def stop_if_stuck(self) -> None:
         """Stop for a restart once half of the slots are taken by handlers that do not stop."""
-        if self._on_stuck is None or self._shared.stopping:
+        if self.on_stuck is None or self._shared.stopping:
             return
         if 2 * len(self._held.stuck) >= self._shared.concurrency:
-            self._on_stuck()
+            self.on_stuck()
             self.stop()
 
     def time_left(self) -> float | None:

@@ -1,7 +1,7 @@
 """Suspects: jobs whose worker stopped its heartbeats while they ran.
 
-A suspect runs alone, in a child process, until one attempt ends. So a job that crashes its process is told apart from
-the innocent jobs beside it. If no child process can be started, the worker is emptied and runs the suspect itself.
+A suspect runs alone, in a child process, until one attempt ends. So a job that crashes its process does not count
+against the innocent jobs beside it. If no child process can be started, the worker is emptied and runs the suspect.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import dataclass, field
 
 from duly.app.definition import Kind
 from duly.app.lease import Lease
@@ -30,33 +31,22 @@ LOOK_SECONDS = 0.1
 PAUSE_SECONDS = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class Suspects:
     """Runs suspects one at a time, beside the worker's slots."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        held: Held,
-        wakeups: Wakeups,
-        finishing: Finishing,
-        claiming: Claiming,
-        lanes: Lanes,
-        children: Children,
-        threads: Threads,
-        runner: Runner,
-    ) -> None:
-        self._shared = shared
-        self._held = held
-        self._wakeups = wakeups
-        self._finishing = finishing
-        self._claiming = claiming
-        self._lanes = lanes
-        self._children = children
-        self._threads = threads
-        self._runner = runner
-        self._hinted = asyncio.Event()
-        self._here = False  # the next one runs in this process, because no child could be started
-        self.busy = True  # from the start: a drain must look for suspects too
+    _shared: Shared
+    _held: Held
+    _wakeups: Wakeups
+    _finishing: Finishing
+    _claiming: Claiming
+    _lanes: Lanes
+    _children: Children
+    _threads: Threads
+    _runner: Runner
+    _hinted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _here: bool = field(default=False, init=False)  # no child could be started: the next one runs in this process
+    busy: bool = field(default=True, init=False)  # from the start: a drain must look for suspects too
 
     def hint(self) -> None:
         """Look for suspects soon."""
@@ -90,7 +80,7 @@ class Suspects:
         self._hinted.clear()
 
     async def _next(self, queue: str) -> bool:
-        """Run the next suspect of a queue. False: there is none."""
+        """Run the next suspect of a queue. Returns False if it has none."""
         in_child = self._children.can_run and not self._here
         lease = await self._claim(queue, child=in_child)
         if lease is None:

@@ -99,8 +99,8 @@ class Threads:
     def _out_of_reach(self, lease: Lease) -> None:
         """Let nothing be raised into this thread for that handler any more.
 
-        Takes no lock, because few handlers are interrupted and all end here: either `interrupt` finds no thread, or
-        this thread finds that it was interrupted before.
+        Few handlers are interrupted, and all of them end here, so it takes no lock. Either `interrupt` finds no thread,
+        or this thread finds that it was interrupted before.
         """
         while True:
             try:

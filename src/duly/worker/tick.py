@@ -196,7 +196,7 @@ class _Turns(Turns):
             await self._prune()
 
     async def _rescued_more(self) -> bool:
-        """Wait until expired leases may be taken, and take their jobs. False: there are none, or no time."""
+        """Wait until expired leases may be taken, and take their jobs. Returns False if none is left, or no time."""
         bounds, rescue = self._bounds, self._upkeep.rescue
         bounds.late, bounds.late_s = rescue.waiting()
         if not bounds.late or self._shared.clock() + bounds.late_s >= bounds.ends_at:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from duly.worker.claiming import Claiming
 from duly.worker.finishing import Finishing
@@ -20,30 +21,19 @@ from duly.worker.upkeep import Upkeep
 from duly.worker.wakeups import Wakeups
 
 
+@dataclass(eq=False, repr=False)
 class Turns:
     """The turns of one worker: record what ended, claim, rest; until nothing is left to do."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        held: Held,
-        wakeups: Wakeups,
-        finishing: Finishing,
-        stopping: Stopping,
-        slots: Slots,
-        claiming: Claiming,
-        suspects: Suspects,
-        upkeep: Upkeep,
-    ) -> None:
-        self._shared = shared
-        self._held = held
-        self._wakeups = wakeups
-        self._finishing = finishing
-        self._stopping = stopping
-        self._slots = slots
-        self._claiming = claiming
-        self._suspects = suspects
-        self._upkeep = upkeep
+    _shared: Shared
+    _held: Held
+    _wakeups: Wakeups
+    _finishing: Finishing
+    _stopping: Stopping
+    _slots: Slots
+    _claiming: Claiming
+    _suspects: Suspects
+    _upkeep: Upkeep
 
     async def begin(self) -> None:
         """Bring the schedules in line with the code. For a drain, fire what is due before it finds nothing to do."""

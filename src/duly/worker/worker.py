@@ -1,8 +1,8 @@
 """A worker: claims jobs, runs their handlers, records how they ended.
 
 It works in turns (`turns`): record everything that ended since the last turn (`finishing`), claim as many jobs as there
-is room for (`claiming`). Handlers run beside the turns (`slots`), and so do the heartbeats (`heartbeat`), the upkeep of
-the queue (`upkeep`), the suspects (`suspects`) and the watch over timeouts (`deadlines`).
+is room for (`claiming`). Beside the turns run handlers (`slots`), heartbeats (`heartbeat`), timeouts (`deadlines`),
+suspects (`suspects`) and the upkeep of the queue (`upkeep`).
 
 `Worker` makes these parts and hands each the state that it needs. A subclass gives parts of its own.
 """
@@ -173,8 +173,8 @@ class Worker:
         isolated = [task.name for task in self.app.tasks.values() if task.definition.kind is Kind.PROCESS]
         if isolated and self.app.spec is None:
             raise ConfigError(
-                f"task {isolated[0]} has isolation='process', but a new process cannot import its app: "
-                "define it in a module, not in __main__, as a global of that module"
+                f"task {isolated[0]} has isolation='process', but a new process cannot import its app. "
+                "Define the app as a global of a module other than __main__."
             )
 
     def _beside(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from dataclasses import dataclass
 
 from duly.errors import DulyError
 from duly.store import ops, queues, schedules
@@ -36,31 +37,27 @@ CHUNK = 1000
 PEEK = 100
 
 
+@dataclass(eq=False, repr=False)
 class Upkeep:
     """Does the upkeep beside one worker's turns."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        held: Held,
-        wakeups: Wakeups,
-        lanes: Lanes,
-        limits: QueueLimits,
-        children: Children,
-        suspects: Suspects,
-    ) -> None:
-        self._shared = shared
-        self._wakeups = wakeups
-        self._lanes = lanes
-        self._limits = limits
-        self.rescue = Rescue(shared, held, children, suspects)
-        self.fire = Fire(shared, wakeups)
-        self._count = Count(shared)
+    _shared: Shared
+    _held: Held
+    _wakeups: Wakeups
+    _lanes: Lanes
+    _limits: QueueLimits
+    _children: Children
+    _suspects: Suspects
+
+    def __post_init__(self) -> None:
+        self.rescue = Rescue(self._shared, self._held, self._children, self._suspects)
+        self.fire = Fire(self._shared, self._wakeups)
+        self._count = Count(self._shared)
         self._promote_at: dict[str, float] = {}
         self._tidied_at = -math.inf
         self._park_at = -math.inf
         self._wake_at = 0.0
-        self._prune_at = shared.clock() + PRUNE_SECONDS / 2
+        self._prune_at = self._shared.clock() + PRUNE_SECONDS / 2
 
     async def run(self) -> None:
         """Do the upkeep again and again until cancelled. Errors are logged once and retried."""

@@ -1,8 +1,8 @@
 """Takes jobs from workers that stopped their heartbeats.
 
 An expired lease is not enough: its worker may have lost the database for a while and reconnect at any moment. A job is
-taken when the same token and the same expiry were seen twice, one heartbeat and half a second apart by this process's
-monotonic clock, with no failure of the database in between.
+taken when the same token and expiry were seen twice, one heartbeat and half a second apart. The time is measured by
+this process's monotonic clock, and the database must not have failed in between.
 """
 
 from __future__ import annotations
