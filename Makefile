@@ -45,6 +45,7 @@ nightly: $(VENV)/.stamp $(VENV)/.pgbouncer $(if $(NODE),$(NODE_STAMP))  ## run a
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS) --shuffle $(SHUFFLE) $(ARGS)
 	@$(BIN)/python -m tests.proof --full
 	@$(BIN)/python -m tests.mutants
+	@$(BIN)/python -m tests.mutants --generated --sample 300
 
 check: $(VENV)/.stamp  ## lint, format, types and layers: what CI runs before the tests
 	@$(BIN)/ruff check .

@@ -219,7 +219,7 @@ def test_what_is_debounced_goes_at_once(app: Duly) -> None:
 
 
 def test_a_call_and_a_handle_can_be_collected_with_what_leads_back_to_them(tmp_path: Path) -> None:
-    def made() -> weakref.ref[Duly]:
+    def made() -> list[weakref.ref[Any]]:
         app = Duly(tmp_path / "jobs.db")
 
         @app.task
@@ -228,11 +228,11 @@ def test_a_call_and_a_handle_can_be_collected_with_what_leads_back_to_them(tmp_p
 
         job, calls = work.enqueue(1), [work.call(1)]
         app.close()
-        return weakref.ref(app)
+        return [weakref.ref(app), weakref.ref(work)]
 
     seen = made()
     gc.collect()
-    assert seen() is None
+    assert [each() for each in seen] == [None, None]
 
 
 def test_a_call_can_be_copied(app: Duly) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ from _pytest.mark import KeywordMatcher
 from _pytest.mark.expression import Expression
 
 from tests.mutants.catalogue import Mutant
+
+WORD = re.compile(r"\w+")
+PRIVATE = re.compile(r"\b_[a-z]\w+|(?<=\bself\.)\w+")  # a name that has changed would make any test fail
 
 
 def misfits(root: Path, mutants: Sequence[Mutant]) -> dict[Mutant, str]:
@@ -30,8 +34,11 @@ def without_text(root: Path, mutant: Mutant) -> str | None:
     file = root / mutant.file
     if not file.is_file():
         return "the file does not exist"
-    count = file.read_text("utf-8").count(mutant.old)
-    return None if count == 1 else f"the text stands {count} times in the file, not once"
+    text = file.read_text("utf-8")
+    if text.count(mutant.old) != 1:
+        return f"the text stands {text.count(mutant.old)} times in the file, not once"
+    unknown = set(PRIVATE.findall(mutant.new or "")) - set(WORD.findall(text))
+    return f"the file has no {' or '.join(sorted(unknown))}" if unknown and file.suffix == ".py" else None
 
 
 def without_tests(mutant: Mutant, collected: Collected) -> str | None:

@@ -20,7 +20,7 @@ SECTION = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 # Which tests execute the operations of each file, by name in tests/contract. The first that fails ends the run, so the
 # slow ones are last.
 JUDGES = {
-    "batch": "batches plans",
+    "batch": "batches engine/test_batches plans",
     "claim": "claim shape enqueue rescue hazards statements plans",
     "dead": "dead hazards plans",
     "debounce": "debounce plans",
