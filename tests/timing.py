@@ -56,7 +56,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: Any) -> None:
     sys.addaudithook(heard)
-    known.update(config.workerinput["known"] if hasattr(config, "workerinput") else config.cache.get("duly/timing", {}))
+    if hasattr(config, "workerinput"):
+        known.update(config.workerinput["known"])
+    elif cache := getattr(config, "cache", None):
+        known.update(cache.get("duly/timing", {}))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -121,7 +124,8 @@ def pytest_sessionfinish(session: Any) -> None:
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
     for name in over:
         told.append(f"{'FAILED, twice' if name in before else 'warning'}: {name}: {over[name]:.1f} s")
-    session.config.cache.set("duly/timing", known | {name: [cost["wall"], cost["cpu"]] for name, cost in costs.items()})
+    if cache := getattr(session.config, "cache", None):
+        cache.set("duly/timing", known | {name: [cost["wall"], cost["cpu"]] for name, cost in costs.items()})
 
 
 def excess(cpu: dict[str, float]) -> dict[str, float]:

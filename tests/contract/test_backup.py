@@ -655,6 +655,7 @@ def test_a_backup_that_is_killed_leaves_no_half_of_one(driver: SQLiteDriver, tmp
         assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_restore_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     old, new = tmp_path / "old.db", tmp_path / "new.db"
     for path, count in ((old, 400), (new, 200)):

@@ -193,6 +193,7 @@ def test_a_healthy_server_has_no_finding(vacuumed: PostgresDriver) -> None:
     assert set(not_well(list(found.values()))) <= {"durability"}
 
 
+@pytest.mark.slow
 def test_each_thing_that_is_wrong_on_a_server_is_named(vacuumed: PostgresDriver) -> None:
     found = altered(
         vacuumed,

@@ -318,6 +318,7 @@ def test_j19_a_lane_of_an_unknown_task_is_parked_and_woken(store: Store) -> None
 # Rates
 
 
+@pytest.mark.slow
 def test_b07_no_more_begin_in_a_window_than_the_rate_allows(store: Store) -> None:
     limit(store, rate_count=3, rate_ms=1000)
     add(store, "t", 20)

@@ -324,6 +324,7 @@ driver.close()
 """
 
 
+@pytest.mark.slow
 def test_eight_processes_that_open_a_new_file_at_once_all_succeed(tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     processes = [

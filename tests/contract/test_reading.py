@@ -331,6 +331,7 @@ def test_j25_a_view_hides_an_expired_result(store: Store) -> None:
     assert rows == {"ttl 0": None, "ttl 86400000": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("banned", ["pickle", "marshal", "shelve", "dill", "cloudpickle"])
 def test_j25_no_pickle_anywhere(banned: str) -> None:
     package = Path(duly.__file__).parent

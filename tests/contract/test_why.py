@@ -479,6 +479,7 @@ def expected(gates: Collection[str]) -> list[str]:
     return [name for name in dict.fromkeys(GATES.values()) if name in found]
 
 
+@pytest.mark.slow
 def test_b10_every_gate_is_named_alone_and_beside_every_other(store):
     wrong = {}
     for number, gates in enumerate(worlds()):
@@ -492,6 +493,7 @@ def test_b10_every_gate_is_named_alone_and_beside_every_other(store):
     assert wrong == {}
 
 
+@pytest.mark.slow
 def test_b10_the_view_names_the_same_gate_for_every_live_job(store):
     store.now = store.run(ops.clock())
     wrong = {}

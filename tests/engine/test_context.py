@@ -494,6 +494,7 @@ def die(url: str, key: str | None, kill_at: int) -> None:
     app.run(drain=True, signals=False)
 
 
+@pytest.mark.slow
 @HOLDABLE
 @pytest.mark.parametrize("keyed", [False, True])
 def test_k08_both_or_neither_when_killed_before_any_statement_or_after_the_commit(

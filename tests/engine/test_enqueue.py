@@ -565,6 +565,7 @@ def expect_unavailable(enqueue: Callable[[], Any], *, within: float = 2.0) -> st
     return str(raised.value)
 
 
+@pytest.mark.slow
 def test_j27_a_postgres_that_is_down_is_told_within_two_seconds_and_nothing_is_half_written(
     server: PostgresServer,
 ) -> None:

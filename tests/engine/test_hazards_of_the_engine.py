@@ -256,6 +256,7 @@ def test_j12_nothing_waits_for_a_slot_on_its_last_attempt(app: Duly, monkeypatch
     assert asyncio.run(scenario()) == (2, 28)
 
 
+@pytest.mark.slow
 def test_j18_a_worker_whose_owner_cancels_it_records_what_has_ended(app: Duly) -> None:
     ran: list[int] = []
 
@@ -435,6 +436,7 @@ def test_j21_progress_does_not_wait_for_the_handlers_own_transaction(on_postgres
     assert job.result(0) == "done"
 
 
+@pytest.mark.slow
 def test_j10_handlers_that_write_all_the_time_starve_neither_claims_nor_beats(on_postgres: Duly) -> None:
     stop = threading.Event()
 
@@ -466,6 +468,7 @@ def test_j10_handlers_that_write_all_the_time_starve_neither_claims_nor_beats(on
     asyncio.run(asyncio.wait_for(scenario(), 3 * SECONDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [False, True])
 def test_j13_a_finish_that_waits_for_a_lock_does_not_hold_up_its_neighbours(
     on_postgres: Duly, postgres_url: str, alone: bool

@@ -87,6 +87,7 @@ def test_b06_sync_handlers_are_capped_too(app: Duly) -> None:
     assert Counter(job.state for job in app.list()) == {State.SUCCEEDED: 10}
 
 
+@pytest.mark.slow
 def test_b06_a_tenant_with_many_jobs_does_not_keep_another_waiting(app: Duly) -> None:
     order: list[str] = []
 
@@ -117,6 +118,7 @@ def test_b06_full_lanes_before_it_do_not_hide_a_lane_that_has_room(app: Duly, ou
     assert ran[0] == "z"
 
 
+@pytest.mark.slow
 def test_b06_jobs_with_and_without_a_lane_take_turns(app: Duly) -> None:
     order: list[str] = []
 

@@ -56,6 +56,7 @@ def test_b06_a_tick_that_has_run_as_many_as_it_may_ends_at_once(app: Duly) -> No
     assert time.monotonic() - began < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap_a", [{"cap": 50}, {"cap": 50, "rate": "1000/s"}])
 def test_j07_the_lanes_of_one_task_do_not_starve_those_of_another(app: Duly, cap_a: dict[str, Any]) -> None:
     ran: list[str] = []
@@ -98,6 +99,7 @@ def test_j07_neither_plain_nor_laned_jobs_come_first_for_ever_in_any_queue() -> 
 def _nothing() -> None: ...
 
 
+@pytest.mark.slow
 def test_b06_a_worker_rests_before_more_full_lanes_than_it_looks_at(app: Duly, monkeypatch: Any) -> None:
     monkeypatch.setattr(lanes, "FEWEST", 4)
     monkeypatch.setattr(lanes, "MOST", 8)

@@ -52,6 +52,7 @@ def python(script: str, *args: str, cwd: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 @HOLDABLE
 def test_an_app_and_its_tasks_open_nothing_before_the_first_operation(url: str, tmp_path: Path) -> None:
     script = WATCHED + textwrap.dedent(
@@ -133,6 +134,7 @@ app.close()
 """
 
 
+@pytest.mark.slow
 @HOLDABLE
 @pytest.mark.parametrize("when", ["fresh", "opened"])
 def test_parent_and_child_of_a_fork_both_enqueue(url: str, tmp_path: Path, when: str) -> None:
@@ -177,6 +179,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @HOLDABLE
 def test_spawned_processes_enqueue_too(url: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP.format(url=url))

@@ -80,6 +80,7 @@ def hourly(app: Duly, **options: Any) -> None:
 # S01, S03, when
 
 
+@pytest.mark.slow
 def test_s01_a_cron_in_its_zone_fires_at_its_local_time(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     app.schedules.create("nine", app.tasks["note"], "0 9 * * mon-fri", tz="Europe/Vienna")
     for _ in range(24 * 7):
@@ -815,6 +816,7 @@ def test_s08_a_changed_one_keeps_its_history_and_counts_anew_only_if_its_time_ch
             assert third.schedules.reconcile()["changed"] == []
 
 
+@pytest.mark.slow
 def test_s08_one_that_was_removed_from_the_code_is_paused_and_taken_up_again_with_what_it_missed(
     apps: Callable[..., Duly],
 ) -> None:
@@ -858,6 +860,7 @@ def test_s08_one_that_a_person_made_is_never_abandoned(app: Duly, clock: Clock, 
 # S11, jitter
 
 
+@pytest.mark.slow
 def test_s11_jitter_spreads_runs_and_the_record_keeps_the_time_without_it(app: Duly, clock: Clock) -> None:
     dues: list[datetime] = []
 
@@ -983,6 +986,7 @@ def test_s08_a_living_worker_takes_up_again_what_others_took_for_abandoned(apps:
         assert app.schedules.get("report").paused_at is None  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [("10m", "20m"), ("*/10 * * * *", "5-55/10 * * * *")])
 def test_s08_two_versions_of_the_code_that_take_turns_do_not_put_it_off_for_ever(
     apps: Callable[..., Duly], rules: tuple[str, str]

@@ -197,6 +197,7 @@ def test_a_drain_runs_what_was_enqueued_while_an_empty_claim_was_on_its_way(app:
     assert ran == ["parent", "child"]
 
 
+@pytest.mark.slow
 def test_b06_jobs_in_lanes_of_other_code_have_their_turn_beside_a_backlog_of_quick_ones(app: Duly) -> None:
     """A queue in which lanes are found is claimed in turns again, also in the middle of a backlog."""
 

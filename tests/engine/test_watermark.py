@@ -128,6 +128,7 @@ def on_postgres(postgres_url: str) -> Iterator[Duly]:
     app.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("priority", [0, 5, -5])
 def test_j07_a_job_that_comes_to_stand_before_the_mark_runs_within_a_second(
     on_postgres: Duly, postgres_url: str, priority: int

@@ -108,6 +108,7 @@ TYPED = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(TYPED)
 def test_what_is_encoded_comes_back_the_same(pair):

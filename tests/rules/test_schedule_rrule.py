@@ -261,6 +261,7 @@ def taken_or_never(text):
             raise
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(rules(), st.datetimes(datetime(2020, 1, 1), datetime(2026, 1, 1)))
 def test_s09_a_rule_is_due_when_dateutil_says(rule, start):
@@ -276,6 +277,7 @@ def test_s09_a_rule_is_due_when_dateutil_says(rule, start):
     assert [datetime.fromtimestamp(at / 1_000, UTC).replace(tzinfo=None) for at in found] == expected
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(rules(), st.sampled_from(["Europe/Vienna", "Australia/Lord_Howe", "America/Havana"]), st.integers(0, 2**41))
 def test_s09_due_times_increase_and_are_those_of_asking_again_and_again(rule, tz, at):

@@ -64,7 +64,20 @@ def run(setting: Setting) -> Figure:
 def _suite(paths: list[str], ledger: Path, more: list[str]) -> str:
     """Run tests in a process of their own, and give the last that it said."""
     own = {VARIABLE: "on", "PROOF_LEDGER": str(ledger), "PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}"}
-    words = ["-p", "tests.proof.behind", "-p", "no:cacheprovider", "-q", "-n", "2", "--dist", "worksteal", *more]
+    words = [
+        "-p",
+        "tests.proof.behind",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-n",
+        "2",
+        "--dist",
+        "worksteal",
+        "-m",
+        "not nightly",
+        *more,
+    ]
     told = subprocess.run(
         [sys.executable, "-m", "pytest", *words, *paths],
         cwd=ROOT, env={**os.environ, **own}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
