@@ -136,7 +136,7 @@ def test_b01_calls_of_several_tasks_fill_one_batch_in_their_order(app: Duly, ran
 
 @pytest.mark.parametrize("keep", [None, 0])
 @pytest.mark.parametrize("crash_at", [0, 1, 3, 4, 9, 10])
-def test_b01_with_a_key_a_filling_that_failed_is_gone_on_with_and_nothing_is_doubled(
+def test_b01_with_a_key_a_failed_fill_resumes_without_duplicates(
     app: Duly, ran: list[int], told: Told, monkeypatch: pytest.MonkeyPatch, crash_at: int, keep: int | None
 ) -> None:
     """Some are added one by one, some in chunks of another size each time, and some have ended meanwhile."""
@@ -186,7 +186,7 @@ def losing(app: Duly, monkeypatch: pytest.MonkeyPatch, which: int) -> list[str]:
 
 @pytest.mark.parametrize("keep", [None, 0])
 @pytest.mark.parametrize("which", [1, 2, 3, 4])
-def test_b01_with_a_key_a_lost_answer_at_any_chunk_doubles_nothing(
+def test_b01_with_a_key_a_lost_answer_at_any_chunk_causes_no_duplicate(
     app: Duly, ran: list[int], monkeypatch: pytest.MonkeyPatch, which: int, keep: int | None
 ) -> None:
     task = app.tasks["work"].using(keep=keep)
@@ -203,7 +203,7 @@ def test_b01_with_a_key_a_lost_answer_at_any_chunk_doubles_nothing(
     assert batch.progress().complete
 
 
-def test_b01_who_goes_on_in_spite_of_a_lost_answer_is_stopped_before_a_job_is_lost(
+def test_b01_adding_after_a_lost_answer_raises_before_a_job_is_lost(
     app: Duly, ran: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = app.tasks["work"]
@@ -238,7 +238,7 @@ def test_b01_a_batch_that_was_sealed_under_its_key_is_passed_over_and_takes_no_m
     assert sorted(told) == [("complete", batch.id), ("success", batch.id)]
 
 
-def test_b01_what_another_process_has_filled_and_sealed_meanwhile_is_passed_over(app: Duly, ran: list[int]) -> None:
+def test_b01_a_batch_sealed_by_another_process_meanwhile_is_skipped(app: Duly, ran: list[int]) -> None:
     """What it filled has ended, and left nothing behind."""
     task = app.tasks["work"].using(keep=0)
 
@@ -268,9 +268,7 @@ def test_b01_a_nightly_batch_may_reuse_its_name(app: Duly, ran: list[int]) -> No
     assert [one.id for one in app.batches.list(name="nightly")] == [made[1].id, made[0].id]
 
 
-def test_b01_without_a_key_what_an_error_left_unsealed_can_be_added_to_sealed_or_cancelled(
-    app: Duly, ran: list[int]
-) -> None:
+def test_b01_without_a_key_a_batch_left_open_by_an_error_can_be_continued(app: Duly, ran: list[int]) -> None:
     with suppress(Crash), app.batch("import") as batch:
         app.tasks["work"].enqueue(1)
         raise Crash
@@ -369,7 +367,7 @@ def test_b01_coroutines_and_threads_that_fill_one_batch_at_once_take_turns(app: 
     assert sorted(ran) == [n for n in range(16) if n != 13]
 
 
-def test_b01_what_handlers_enqueue_that_run_inside_the_with_is_not_of_the_batch(app: Duly, ran: list[int]) -> None:
+def test_b01_jobs_enqueued_by_handlers_inside_the_with_are_not_in_the_batch(app: Duly, ran: list[int]) -> None:
     @app.task
     def parent() -> None:
         app.tasks["work"].enqueue(1)
@@ -469,7 +467,7 @@ def test_b02_progress_is_exact_while_jobs_retry_snooze_die_and_are_cancelled(app
     assert batch.progress().complete
 
 
-def test_b02_what_runs_is_told_apart_from_what_waits(app: Duly, ran: list[int]) -> None:
+def test_b02_running_jobs_are_counted_apart_from_waiting_ones(app: Duly, ran: list[int]) -> None:
     with app.batch("import") as batch:
         batch.fill(calls(app, 1, 2, 3))
     take(app)
@@ -477,7 +475,7 @@ def test_b02_what_runs_is_told_apart_from_what_waits(app: Duly, ran: list[int]) 
     assert (progress.pending, progress.running, progress.open) == (2, 1, 3)
 
 
-def test_b02_a_replay_reopens_the_batch_and_calls_nobody_again(app: Duly, ran: list[int], told: Told) -> None:
+def test_b02_a_replay_reopens_the_batch_without_calling_back_again(app: Duly, ran: list[int], told: Told) -> None:
     with app.batch("import", **CALLBACKS) as batch:
         dead = app.tasks["work"].enqueue(13)
         good = app.tasks["work"].enqueue(1)
@@ -532,7 +530,7 @@ def test_b03_each_callback_runs_once_and_knows_its_batch(app: Duly, ran: list[in
 
 
 @pytest.mark.parametrize(("ok_at", "success"), [(1.0, False), (1, False), (0.8, True), (0.81, False), (0.01, True)])
-def test_b03_success_is_from_the_share_that_was_asked_for(
+def test_b03_a_batch_succeeds_from_its_ok_at(
     app: Duly, ran: list[int], told: Told, ok_at: float, success: bool
 ) -> None:
     with app.batch("import", on_success="success", ok_at=ok_at) as batch:
@@ -555,7 +553,7 @@ def test_b03_a_callback_has_the_terms_of_its_task(app: Duly) -> None:
     assert found(app, job.id).result == [batch.id, "hooks", "me"]
 
 
-def test_b03_who_runs_in_a_batch_knows_it_and_what_a_callback_enqueues_is_of_none(app: Duly) -> None:
+def test_b03_a_job_knows_its_batch_and_jobs_of_callbacks_have_none(app: Duly) -> None:
     seen: dict[str, str | None] = {}
 
     @app.task
@@ -610,7 +608,9 @@ def test_b04_to_a_batch_with_a_key_others_add_beside_its_order(app: Duly, ran: l
     assert ends(app, batch) == (0, 3, 0, 0, 0)
 
 
-def test_b04_cancelling_seals_ends_what_waits_and_asks_what_runs(app: Duly, ran: list[int], told: Told) -> None:
+def test_b04_cancelling_seals_ends_waiting_jobs_and_requests_running_ones(
+    app: Duly, ran: list[int], told: Told
+) -> None:
     with suppress(Crash), app.batch("import", on_complete="complete", on_success="success") as batch:
         batch.fill(calls(app, *range(5)))
         app.tasks["work"].using(delay="1h").enqueue(5)
@@ -631,7 +631,7 @@ def test_b04_cancelling_seals_ends_what_waits_and_asks_what_runs(app: Duly, ran:
     assert told == [("complete", batch.id)]
 
 
-def test_b03_what_was_cancelled_before_it_was_complete_is_no_success(app: Duly, ran: list[int], told: Told) -> None:
+def test_b03_a_batch_cancelled_before_completion_is_no_success(app: Duly, ran: list[int], told: Told) -> None:
     """Its filling broke off, and all that came in has succeeded."""
     with suppress(Crash), app.batch("half", key="k", **CALLBACKS) as batch:
         app.tasks["work"].enqueue(1)
@@ -660,7 +660,7 @@ def test_b02_no_id_is_that_of_no_batch(app: Duly) -> None:
 
 
 @pytest.mark.parametrize("using", [{"delay": "1h"}, {"key": "k"}, {"expires": "1h"}, {"subject": "s"}])
-def test_b03_a_callback_with_what_it_could_not_have_is_refused(app: Duly, told: Told, using: dict[str, Any]) -> None:
+def test_b03_a_callback_with_impossible_options_is_refused(app: Duly, told: Told, using: dict[str, Any]) -> None:
     callback = app.tasks["complete"]
     with pytest.raises(ConfigError, match=rf"on_complete= complete has using\({next(iter(using))}=…\)"):
         app.batch("b", on_complete=callback.using(**using))
@@ -857,7 +857,7 @@ def needs(x: int) -> None: ...
         ({"on_first_dead": "needs"}, r"on_first_dead= is called without arguments \(ctx.batch names the batch\).*'x'"),
     ],
 )
-def test_b01_what_a_batch_cannot_be_is_refused_before_anything_is_written(
+def test_b01_wrong_options_of_a_batch_are_refused_before_a_write(
     app: Duly, outside: Outside, options: dict[str, Any], said: str
 ) -> None:
     app.task(needs)
@@ -877,7 +877,7 @@ def test_b01_a_batch_is_entered_once_and_not_inside_another(app: Duly, ran: list
     assert (batch.progress().total, len(app.batches.list())) == (1, 1)
 
 
-def test_b01_a_batch_that_was_not_entered_is_not_there(app: Duly, ran: list[int]) -> None:
+def test_b01_a_batch_that_was_not_entered_does_not_exist(app: Duly, ran: list[int]) -> None:
     batch = app.batch("import", key="k")
     assert (batch.name, batch.key, repr(batch)) == ("import", "k", "<batch 'import', not entered>")
     for use in (
@@ -918,7 +918,7 @@ def test_b01_a_task_of_another_app_is_not_of_the_batch(app: Duly, apps: Callable
 # duly.testing
 
 
-def test_b03_inline_runs_what_is_enqueued_in_a_batch_at_once(app: Duly, ran: list[int], told: Told) -> None:
+def test_b03_inline_runs_the_jobs_of_a_batch_at_once(app: Duly, ran: list[int], told: Told) -> None:
     with inline(app):
         with app.batch("import", key="k", **CALLBACKS) as batch:
             app.tasks["work"].enqueue(1)

@@ -83,7 +83,7 @@ def test_the_next_thousand_is_made_by_a_coroutine_while_one_is_on_its_way(app: D
 
 
 @pytest.mark.parametrize("beyond", [0, 3])
-def test_what_was_full_when_a_call_of_a_coroutine_fails_is_enqueued_and_nothing_else(app: Duly, beyond: int) -> None:
+def test_full_chunks_before_a_failing_call_of_a_coroutine_are_enqueued(app: Duly, beyond: int) -> None:
     async def main() -> None:
         work, before = numbered(app), sys.getswitchinterval()
 
@@ -99,7 +99,7 @@ def test_what_was_full_when_a_call_of_a_coroutine_fails_is_enqueued_and_nothing_
     asyncio.run(main())
 
 
-def test_a_coroutine_whose_thousand_cannot_be_written_is_told_and_sends_none_after_it(app: Duly) -> None:
+def test_a_coroutine_whose_chunk_fails_raises_and_sends_no_further_chunk(app: Duly) -> None:
     async def main() -> None:
         work, arun, sent = numbered(app), app.driver.arun, []
 
@@ -165,7 +165,7 @@ def test_threads_switch_often_while_the_next_thousand_is_made_and_as_before_afte
     assert sys.getswitchinterval() == before
 
 
-def test_a_thousand_after_which_nothing_follows_is_written_by_who_enqueues(app: Duly) -> None:
+def test_a_last_chunk_is_written_in_the_callers_thread(app: Duly) -> None:
     work, run, threads = numbered(app), app.driver.run, []
 
     def noted(op: Op[Any]) -> Any:
@@ -180,7 +180,7 @@ def test_a_thousand_after_which_nothing_follows_is_written_by_who_enqueues(app: 
     assert [thread is threading.current_thread() for thread in threads] == [True, False, True]
 
 
-def test_a_chunk_goes_once_whatever_is_raised_as_it_goes(app: Duly) -> None:
+def test_a_chunk_is_sent_once_for_any_error_while_it_is_sent(app: Duly) -> None:
     work = numbered(app)
     chunks: Any = work._chunks(work.call(number) for number in range(CHUNK + 1))
     assert len(next(chunks).jobs) == CHUNK
@@ -188,7 +188,7 @@ def test_a_chunk_goes_once_whatever_is_raised_as_it_goes(app: Duly) -> None:
         chunks.throw(TimeoutError())  # of a signal, say
 
 
-def test_a_key_that_cannot_be_made_is_asked_for_once_and_nothing_is_enqueued(app: Duly) -> None:
+def test_a_failing_key_function_is_called_once_and_nothing_is_enqueued(app: Duly) -> None:
     asked: list[int] = []
 
     def fails_once(n: int) -> str:
@@ -206,7 +206,7 @@ def test_a_key_that_cannot_be_made_is_asked_for_once_and_nothing_is_enqueued(app
     assert app.list() == []
 
 
-def test_what_is_debounced_goes_at_once(app: Duly) -> None:
+def test_debounced_calls_are_sent_at_once(app: Duly) -> None:
     work, there = numbered(app), []
 
     def calls() -> Iterator[Call[Any]]:
@@ -218,7 +218,7 @@ def test_what_is_debounced_goes_at_once(app: Duly) -> None:
     assert there == [{"n": 0}, {"n": 1}, {"n": 2}]
 
 
-def test_a_call_and_a_handle_can_be_collected_with_what_leads_back_to_them(tmp_path: Path) -> None:
+def test_a_call_and_a_handle_in_a_cycle_can_be_garbage_collected(tmp_path: Path) -> None:
     def made() -> list[weakref.ref[Any]]:
         app = Duly(tmp_path / "jobs.db")
 
@@ -243,7 +243,7 @@ def test_a_call_can_be_copied(app: Duly) -> None:
 
 
 @pytest.mark.parametrize("beyond", [0, 3])
-def test_what_was_full_when_a_call_fails_is_enqueued_and_nothing_else(app: Duly, beyond: int) -> None:
+def test_full_chunks_before_a_failing_call_are_enqueued(app: Duly, beyond: int) -> None:
     work = numbered(app)
 
     def calls() -> Iterator[Call[Any]]:
@@ -255,7 +255,7 @@ def test_what_was_full_when_a_call_fails_is_enqueued_and_nothing_else(app: Duly,
     assert len(app.list(limit=3 * CHUNK)) == 2 * CHUNK
 
 
-def test_a_thousand_that_cannot_be_written_is_told_and_none_is_sent_after_it(app: Duly) -> None:
+def test_a_chunk_that_fails_raises_and_no_further_chunk_is_sent(app: Duly) -> None:
     work, run, sent = numbered(app), app.driver.run, []
 
     def broken(op: Op[Any]) -> Any:
@@ -273,7 +273,7 @@ def test_a_thousand_that_cannot_be_written_is_told_and_none_is_sent_after_it(app
 
 
 @pytest.mark.parametrize("way", ["enqueue_many", "fill"])
-def test_a_handler_that_enqueues_many_hears_at_the_next_call_that_it_is_asked_to_stop(app: Duly, way: str) -> None:
+def test_a_handler_that_enqueues_many_stops_at_the_next_call_after_a_request(app: Duly, way: str) -> None:
     work, made = numbered(app), 0
 
     def calls(lease: Any) -> Iterator[Call[Any]]:

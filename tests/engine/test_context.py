@@ -45,7 +45,7 @@ def test_a_handler_knows_its_job(app: Duly) -> None:
     assert round(seen[1][2].timestamp() * 1000) == due_at
 
 
-def test_nothing_that_is_shown_of_a_lease_or_a_call_tells_what_the_job_is_called_with(app: Duly) -> None:
+def test_the_repr_of_a_lease_or_a_call_hides_the_arguments(app: Duly) -> None:
     seen: list[Any] = []
 
     @app.task
@@ -195,7 +195,7 @@ def test_j09_a_call_after_the_lease_was_taken_raises_and_writes_nothing(app: Dul
     assert (found(app, job.id).state, found(app, job.id).result) == (State.SUCCEEDED, "attempt 2")
 
 
-def test_j09_the_result_of_a_handler_whose_lease_was_taken_counts_for_nothing(app: Duly) -> None:
+def test_j09_the_result_of_a_handler_with_a_lost_lease_is_discarded(app: Duly) -> None:
     @app.task(lease="30s")
     def zombie(ctx: SyncCtx) -> str:
         if ctx.attempt == 1:
@@ -309,7 +309,7 @@ def test_k08_an_async_connection_is_awaited(app: Duly, url: str, orders: Any) ->
 
 
 @HOLDABLE
-def test_k08_what_was_staged_and_not_committed_has_failed_with_the_reason(app: Duly, url: str, orders: Any) -> None:
+def test_k08_a_job_staged_and_not_committed_fails_with_the_reason(app: Duly, url: str, orders: Any) -> None:
     @app.task(max_attempts=2, backoff=[0])
     def sell(ctx: SyncCtx) -> None:
         conn = connect(url)
@@ -361,7 +361,7 @@ def test_k08_a_transaction_left_open_holds_up_its_own_job_only(app: Duly, url: s
 
 
 @HOLDABLE
-def test_k08_what_was_rolled_back_and_raised_is_an_ordinary_failure(app: Duly, url: str, orders: Any) -> None:
+def test_k08_a_rollback_with_an_exception_is_an_ordinary_failure(app: Duly, url: str, orders: Any) -> None:
     @app.task(max_attempts=2, backoff=[0])
     def sell(ctx: SyncCtx) -> None:
         conn = connect(url)
@@ -382,7 +382,7 @@ def test_k08_what_was_rolled_back_and_raised_is_an_ordinary_failure(app: Duly, u
 
 
 @HOLDABLE
-def test_k08_what_was_committed_stays_whatever_the_handler_does_then(app: Duly, url: str, orders: Any) -> None:
+def test_k08_a_committed_success_stays_for_any_later_error(app: Duly, url: str, orders: Any) -> None:
     @app.task(max_attempts=1)
     def sell(ctx: SyncCtx) -> None:
         conn = connect(url)
@@ -399,7 +399,7 @@ def test_k08_what_was_committed_stays_whatever_the_handler_does_then(app: Duly, 
 
 
 @HOLDABLE
-def test_k08_a_lost_lease_is_told_before_anything_is_committed(app: Duly, url: str, orders: Any) -> None:
+def test_k08_a_lost_lease_raises_before_the_commit(app: Duly, url: str, orders: Any) -> None:
     raised: list[int] = []
 
     @app.task(lease="30s")
@@ -422,7 +422,7 @@ def test_k08_a_lost_lease_is_told_before_anything_is_committed(app: Duly, url: s
     assert (raised, orders(), found(app, job.id).attempt) == ([1], [job.id], 2)
 
 
-def test_k08_outside_a_job_there_is_nothing_to_commit() -> None:
+def test_k08_outside_a_job_commit_raises() -> None:
     app = Duly("never-opened.db")
 
     @app.task
@@ -530,7 +530,7 @@ def test_k08_both_or_neither_when_killed_before_any_statement_or_after_the_commi
     assert {found(app, job_id).state for job_id in ids} == {State.SUCCEEDED}
 
 
-def test_what_a_handler_does_in_a_task_of_its_own_is_still_its_own(app: Duly) -> None:
+def test_a_task_started_by_a_handler_has_the_handlers_context(app: Duly) -> None:
     @app.task
     async def parent(ctx: Ctx) -> list[str]:
         jobs = await asyncio.gather(*(child.aenqueue(number) for number in range(5)))

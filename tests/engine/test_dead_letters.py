@@ -43,7 +43,7 @@ def dead(app: Duly, fail: Any, *numbers: int) -> list[str]:
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_r08_on_dead_is_a_job_that_is_told_which_one_died(app: Duly, by_name: bool) -> None:
+def test_r08_on_dead_is_a_job_with_the_id_of_the_dead_one(app: Duly, by_name: bool) -> None:
     told: list[str] = []
 
     @app.task(queue="mail", priority=4, max_attempts=2)
@@ -64,7 +64,7 @@ def test_r08_on_dead_is_a_job_that_is_told_which_one_died(app: Duly, by_name: bo
     assert (record.causation_id, record.correlation_id, record.result) == (job.id, "c", "c")
 
 
-def test_r08_on_dead_is_there_with_the_death_itself(app: Duly) -> None:
+def test_r08_on_dead_is_enqueued_in_the_transaction_of_the_death(app: Duly) -> None:
     @app.task
     def mourn(job_id: str) -> None: ...
 
@@ -171,7 +171,7 @@ def test_r05_a_second_replay_with_other_arguments_is_refused_because_they_would_
     assert app.dead.replay(dead) == again
 
 
-def test_r05_an_edited_payload_that_does_not_fit_is_refused_and_nothing_is_written(
+def test_r05_an_edited_payload_that_does_not_fit_is_refused_without_a_write(
     app: Duly, fail: Any, outside: Outside
 ) -> None:
     [job_id] = dead(app, fail, 1)
@@ -211,7 +211,7 @@ def test_r06_a_success_is_replayed_by_force_only(app: Duly, fail: Any) -> None:
     assert found(app, again).result == 1
 
 
-def test_what_is_not_there_is_not_replayed_or_resolved(app: Duly, fail: Any) -> None:
+def test_unknown_jobs_are_not_replayed_or_resolved(app: Duly, fail: Any) -> None:
     live = fail.using(delay="1h").enqueue(1)
     asks: list[Callable[[], Any]] = [
         lambda: app.dead.replay(UNKNOWN),
@@ -240,7 +240,7 @@ def test_r07_replay_all_is_bounded_oldest_first_and_filtered(app: Duly, fail: An
         every(limit=0)
 
 
-def test_r09_what_is_resolved_is_settled_for_good(app: Duly, fail: Any) -> None:
+def test_r09_a_resolved_job_is_not_replayed_or_resolved_again(app: Duly, fail: Any) -> None:
     first, second = dead(app, fail, 1, 2)
     app.dead.resolve(first, by="me", why="paid by hand")
     asyncio.run(app.dead.aresolve(second, by="me", why="too"))
@@ -263,7 +263,7 @@ def test_r09_metrics_count_by_task_and_reason(app: Duly, fail: Any) -> None:
     assert [one.count for one in app.dead.metrics(all=True)] == [3]
 
 
-def test_purge_deletes_the_dead_and_says_how_many(app: Duly, fail: Any) -> None:
+def test_purge_deletes_dead_jobs_and_returns_their_number(app: Duly, fail: Any) -> None:
     ids = dead(app, fail, 1, 2, 3)
     assert app.dead.purge([ids[0], UNKNOWN], by="me", why="old") == 1
     assert asyncio.run(app.dead.apurge(ids)) == 2

@@ -111,7 +111,7 @@ def test_b11_debounce_and_unique_for_need_a_key(app: Duly, outside: Outside) -> 
         ({"unique_for": "1h"}, "unique_for="),
     ],
 )
-def test_b11_what_goes_with_no_debounce_is_refused_where_it_is_said(
+def test_b11_options_that_exclude_debounce_are_refused_at_the_call(
     app: Duly, options: dict[str, Any], said: str
 ) -> None:
     @app.task
@@ -125,7 +125,7 @@ def test_b11_what_goes_with_no_debounce_is_refused_where_it_is_said(
         send.using(key="k", **options).using(debounce="5m")
 
 
-def test_b11_a_batch_takes_nothing_that_is_debounced(app: Duly, outside: Outside) -> None:
+def test_b11_a_batch_refuses_debounced_jobs(app: Duly, outside: Outside) -> None:
     @app.task
     def send(n: int) -> None: ...
 
@@ -205,7 +205,7 @@ def test_b11_unique_for_keeps_the_key_for_its_window(app: Duly) -> None:
 
 
 @pytest.mark.parametrize("drained", [False, True])
-def test_b11_tests_drain_and_run_inline_what_is_debounced_and_unique(app: Duly, drained: bool) -> None:
+def test_b11_drain_and_inline_run_debounced_and_unique_jobs(app: Duly, drained: bool) -> None:
     ran: list[int] = []
 
     @app.task

@@ -121,7 +121,7 @@ def test_the_terms_of_the_task_are_in_the_row(apps: Callable[..., Duly]) -> None
     assert (others.lease_ms, others.keep_ms, others.result_ttl_ms, others.max_attempts) == (2000, HOUR, 2 * HOUR, 2)
 
 
-def test_what_using_says_is_in_the_row_and_only_there(app: Duly, outside: Outside) -> None:
+def test_options_of_using_are_in_the_row_and_only_there(app: Duly, outside: Outside) -> None:
     @app.task(queue="mail")
     def send(number: int) -> None: ...
 
@@ -155,7 +155,7 @@ def test_a_moment_is_kept_to_the_millisecond_in_any_zone(app: Duly) -> None:
     assert records[1].expires_at == 1_935_403_200_250 + HOUR
 
 
-def test_the_later_of_two_times_said_by_using_counts(app: Duly) -> None:
+def test_the_later_of_two_times_of_using_counts(app: Duly) -> None:
     @app.task
     def send() -> None: ...
 
@@ -199,7 +199,7 @@ def test_a_call_of_another_task_is_refused(app: Duly) -> None:
         send.enqueue_many([other.call(1)])
 
 
-def test_many_are_enqueued_in_order_and_none_is_nothing(app: Duly) -> None:
+def test_many_are_enqueued_in_order_and_none_enqueues_nothing(app: Duly) -> None:
     @app.task
     def send(number: int) -> None: ...
 
@@ -251,7 +251,7 @@ def test_k01_a_key_is_one_within_its_task_only(app: Duly) -> None:
     assert charge.using(key="k").enqueue(1).id != mail.using(key="k").enqueue(2).id
 
 
-def test_k02_after_success_the_stored_result_is_given_and_nothing_runs(app: Duly) -> None:
+def test_k02_after_success_the_stored_result_is_returned_and_nothing_runs(app: Duly) -> None:
     runs: list[int] = []
 
     @app.task(key=lambda order: f"order {order}")
@@ -338,7 +338,7 @@ def test_k05_a_key_is_a_text_a_number_or_a_function_of_the_arguments(app: Duly) 
     assert [found(app, job.id).key for job in jobs] == ["one", "7", "4/plain", "9", "mine"]
 
 
-def test_k05_a_key_that_cannot_be_is_refused_with_the_task_and_nothing_is_written(app: Duly, outside: Outside) -> None:
+def test_k05_an_invalid_key_is_refused_with_the_task_and_nothing_is_written(app: Duly, outside: Outside) -> None:
     @app.task(key=lambda order: None)  # type: ignore[arg-type,return-value]
     def charge(order: int) -> None: ...
 
@@ -472,7 +472,7 @@ def test_m01_children_inherit_correlation_and_subject_and_name_their_cause(app: 
     assert (second.causation_id, third.causation_id) == (job.id, second.id)
 
 
-def test_m01_what_is_said_wins_over_what_is_inherited(app: Duly) -> None:
+def test_m01_explicit_fields_override_inherited_ones(app: Duly) -> None:
     @app.task
     def parent() -> str:
         return child.using(correlation_id="mine", subject="other").enqueue().id
@@ -522,7 +522,7 @@ def test_j02_an_enqueue_on_the_callers_connection_rolls_back_with_it(app: Duly, 
 
 
 @HOLDABLE
-def test_j02_a_worker_takes_up_what_was_committed_on_the_callers_connection(app: Duly, shared: Any) -> None:
+def test_j02_a_worker_claims_jobs_committed_on_the_callers_connection(app: Duly, shared: Any) -> None:
     @app.task
     def send(order: int) -> int:
         return order
@@ -540,7 +540,7 @@ def test_j02_a_worker_takes_up_what_was_committed_on_the_callers_connection(app:
     assert asyncio.run(main()) == 5
 
 
-def test_j02_what_is_no_connection_is_refused_with_what_is_taken(app: Duly) -> None:
+def test_j02_an_object_that_is_no_connection_is_refused_with_the_accepted_types(app: Duly) -> None:
     @app.task
     def send(order: int) -> None: ...
 
@@ -566,7 +566,7 @@ def expect_unavailable(enqueue: Callable[[], Any], *, within: float = 2.0) -> st
 
 
 @pytest.mark.slow
-def test_j27_a_postgres_that_is_down_is_told_within_two_seconds_and_nothing_is_half_written(
+def test_j27_a_stopped_postgres_raises_within_two_seconds_and_nothing_is_half_written(
     server: PostgresServer,
 ) -> None:
     app = Duly(server.new_database())
@@ -587,7 +587,7 @@ def test_j27_a_postgres_that_is_down_is_told_within_two_seconds_and_nothing_is_h
     app.close()
 
 
-def test_j27_a_server_that_accepts_and_says_nothing_is_told_too() -> None:
+def test_j27_a_server_that_accepts_and_does_not_answer_raises_too() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -600,7 +600,7 @@ def test_j27_a_server_that_accepts_and_says_nothing_is_told_too() -> None:
         app.close()
 
 
-def test_j27_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_j27_a_missing_folder_is_named(tmp_path: Path) -> None:
     app = Duly(tmp_path / "nowhere" / "jobs.db")
 
     @app.task
@@ -613,7 +613,7 @@ def test_j27_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     app.close()
 
 
-def test_j27_a_file_that_somebody_keeps_locked_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_j27_a_locked_file_raises_with_the_remedy(tmp_path: Path) -> None:
     app = Duly(tmp_path / "jobs.db", busy_timeout="1s")
 
     @app.task

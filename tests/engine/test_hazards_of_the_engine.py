@@ -67,7 +67,7 @@ def drain(app: Duly, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("signal", [Retry(ValueError("no")), Cancel(404)])  # type: ignore[arg-type]
-def test_j15_a_signal_whose_reason_is_no_text_is_taken_all_the_same(app: Duly, signal: Exception) -> None:
+def test_j15_a_control_exception_with_a_reason_of_another_type_is_accepted(app: Duly, signal: Exception) -> None:
     @app.task(max_attempts=1)
     def odd() -> None:
         raise signal
@@ -113,7 +113,7 @@ def test_u01_arguments_whose_type_raises_anything_do_not_fit(
     assert state(app, job.id) == (State.DEAD, "does not fit")
 
 
-def test_j16_a_handler_that_cancels_its_own_task_hurts_nobody_else(app: Duly) -> None:
+def test_j16_a_handler_that_cancels_its_own_task_affects_no_other_job(app: Duly) -> None:
     @app.task
     async def odd() -> str:
         task = asyncio.current_task()
@@ -145,7 +145,7 @@ def cancel_me_in_a_moment() -> None:
     asyncio.get_running_loop().call_soon(task.cancel)
 
 
-def test_j16_a_cancel_that_comes_between_two_jobs_hurts_neither(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_j16_a_cancel_between_two_jobs_affects_neither(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "FAIR_SECONDS", -1.0)  # between any two, the event loop has its turn
 
     @app.task
@@ -159,9 +159,7 @@ def test_j16_a_cancel_that_comes_between_two_jobs_hurts_neither(app: Duly, monke
     assert [job.result(0) for job in jobs] == list(range(90))
 
 
-def test_j16_a_cancel_that_comes_as_a_consumer_is_given_a_job_does_not_take_it_along(
-    app: Duly, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_j16_a_cancel_during_the_handover_of_a_job_does_not_lose_it(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
     given, cancelled = slots.Slots._consumed, []
 
     def cancelled_then(self: slots.Slots, lease: Any) -> None:
@@ -188,7 +186,7 @@ def test_j16_a_cancel_that_comes_as_a_consumer_is_given_a_job_does_not_take_it_a
     assert [job.state for job in app.list()] == [State.SUCCEEDED] * 2
 
 
-def test_j16_a_cancel_that_comes_while_what_a_handler_left_is_written_ends_its_attempt(
+def test_j16_a_cancel_while_pending_enqueues_are_written_ends_the_attempt(
     app: Duly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arun = app.driver.arun
@@ -316,7 +314,7 @@ def test_j18_handlers_that_take_all_threads_of_the_loop_stop_neither_the_worker_
     assert quick_ran.is_set()
 
 
-def test_j27_a_database_that_is_away_at_the_start_is_asked_now_and_then(tmp_path: Path) -> None:
+def test_j27_an_unavailable_database_at_the_start_is_retried_with_pauses(tmp_path: Path) -> None:
     app = Duly("postgresql://nobody@127.0.0.1:1/none")
     tries: list[float] = []
 
@@ -343,7 +341,7 @@ def test_j27_a_database_that_is_away_at_the_start_is_asked_now_and_then(tmp_path
     app.close()
 
 
-def test_j24_what_a_handler_starts_for_good_neither_piles_up_nor_loses_its_right_to_enqueue(app: Duly) -> None:
+def test_j24_background_tasks_of_a_handler_do_not_pile_up_and_can_still_enqueue(app: Duly) -> None:
     async def scenario() -> Any:
         enqueued: list[Any] = []
         forever: list[asyncio.Task[None]] = []
@@ -397,7 +395,7 @@ def test_k08_a_sqlite_transaction_that_is_left_open_is_rolled_back(tmp_path: Pat
     app.close()
 
 
-def test_k08_what_is_raised_after_the_commit_is_told_and_changes_nothing(tmp_path: Path) -> None:
+def test_k08_an_exception_after_the_commit_is_logged_and_changes_nothing(tmp_path: Path) -> None:
     app = Duly(tmp_path / "jobs.db")
     app.migrate()
     heard: list[str] = []
@@ -502,7 +500,7 @@ def test_j13_a_finish_that_waits_for_a_lock_does_not_hold_up_its_neighbours(
     asyncio.run(asyncio.wait_for(scenario(), 3 * SECONDS))
 
 
-def test_a_row_that_somebody_spoiled_by_hand_stops_nobody(tmp_path: Path) -> None:
+def test_a_row_broken_by_hand_does_not_stop_other_jobs(tmp_path: Path) -> None:
     app = Duly(tmp_path / "jobs.db")
 
     @app.task

@@ -170,7 +170,7 @@ def test_b07_a_worker_sleeps_until_the_next_permit(app: Duly) -> None:
         assert third - first >= 0.3
 
 
-def test_b07_what_has_a_rate_is_claimed_only_for_free_slots(app: Duly) -> None:
+def test_b07_jobs_with_a_rate_are_claimed_only_for_free_slots(app: Duly) -> None:
     held: list[int] = []
 
     @app.task(rate="1000/s", max_attempts=5)
@@ -202,7 +202,7 @@ def test_b08_jobs_of_a_key_run_in_order(app: Duly) -> None:
     assert crowd.most == {"a": 1, "b": 1}
 
 
-def test_b08_a_head_that_snoozes_holds_those_behind_it(app: Duly) -> None:
+def test_b08_a_first_job_that_snoozes_holds_the_following_ones(app: Duly) -> None:
     ran: list[int] = []
 
     @app.task(ordering_key="all")
@@ -242,7 +242,7 @@ def test_b08_a_dead_head_blocks_or_is_skipped(app: Duly, policy: Any, expected: 
         assert ran == [0, 1, 2]
 
 
-def test_b08_a_batch_and_a_key_and_an_order_go_together(app: Duly) -> None:
+def test_b08_a_batch_a_key_and_an_order_work_together(app: Duly) -> None:
     ran: list[int] = []
 
     @app.task(ordering_key="all", key=lambda number: f"k{number}")
@@ -338,7 +338,7 @@ def ran_past(worker: Worker, url: str) -> None:
         working.result()
 
 
-def test_b06_a_lane_that_another_claim_has_is_waited_for_where_there_is_nothing_else(postgres_url: str) -> None:
+def test_b06_a_lane_locked_by_another_claim_is_waited_for_without_other_work(postgres_url: str) -> None:
     ran: list[int] = []
     with closing(Duly(postgres_url, poll="1h")) as app:
 
@@ -370,7 +370,7 @@ def test_b06_a_lane_that_was_passed_by_is_not_left_for_later_while_slots_are_fre
         assert ran == ["held", "long", "held"]
 
 
-def test_b06_who_is_woken_by_the_clock_does_not_leave_a_lane_that_was_passed_by_for_later(postgres_url: str) -> None:
+def test_b06_a_worker_woken_by_the_clock_claims_a_skipped_lane(postgres_url: str) -> None:
     ran: list[str] = []
     with closing(Duly(postgres_url, poll="1h", grace="0s")) as app:
 
@@ -390,7 +390,7 @@ def test_b06_who_is_woken_by_the_clock_does_not_leave_a_lane_that_was_passed_by_
         assert ran == ["held", "long", "held"]
 
 
-def test_b06_a_drain_whose_look_at_the_lanes_was_not_answered_looks_again(apps: Callable[..., Duly]) -> None:
+def test_b06_a_drain_repeats_a_claim_of_lanes_without_an_answer(apps: Callable[..., Duly]) -> None:
     app, ran, lost = apps(), [], []
     send = app.driver.aexecute
 
@@ -411,7 +411,7 @@ def test_b06_a_drain_whose_look_at_the_lanes_was_not_answered_looks_again(apps: 
     assert (len(lost), ran) == (1, [1])
 
 
-def test_b06_a_worker_without_lanes_sends_nothing_more_to_claim(app: Duly) -> None:
+def test_b06_a_worker_without_lanes_sends_no_extra_statements(app: Duly) -> None:
     sent: list[tuple[str, ...]] = []
     send = app.driver.arun
 
@@ -448,7 +448,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "told"), WRONG.values(), ids=WRONG)
-def test_b06_wrong_limits_are_refused_where_they_are_written(options: dict[str, Any], told: str) -> None:
+def test_b06_wrong_limits_are_refused_at_definition(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as error:
 
         @Duly().task(**options)

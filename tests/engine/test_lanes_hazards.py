@@ -16,7 +16,7 @@ from duly.worker.tick import Ticker
 from tests.engine.conftest import Outside, work, work_until
 
 
-def test_b06_who_drains_runs_all_of_a_capped_lane(app: Duly) -> None:
+def test_b06_a_drain_runs_all_jobs_of_a_capped_lane(app: Duly) -> None:
     ran = []
 
     @app.task(cap=1)
@@ -30,7 +30,7 @@ def test_b06_who_drains_runs_all_of_a_capped_lane(app: Duly) -> None:
     assert ran == list(range(12))
 
 
-def test_b08_who_drains_runs_all_of_an_order(app: Duly) -> None:
+def test_b08_a_drain_runs_all_jobs_of_an_order(app: Duly) -> None:
     ran = []
 
     @app.task(ordering_key=lambda n: "k")
@@ -100,7 +100,7 @@ def _nothing() -> None: ...
 
 
 @pytest.mark.slow
-def test_b06_a_worker_rests_before_more_full_lanes_than_it_looks_at(app: Duly, monkeypatch: Any) -> None:
+def test_b06_a_worker_goes_idle_before_more_full_lanes_than_it_reads(app: Duly, monkeypatch: Any) -> None:
     monkeypatch.setattr(lanes, "FEWEST", 4)
     monkeypatch.setattr(lanes, "MOST", 8)
     ran, asked = [], []

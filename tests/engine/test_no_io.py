@@ -196,7 +196,7 @@ def test_spawned_processes_enqueue_too(url: str, tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_what_is_not_used_is_not_imported() -> None:
+def test_unused_modules_are_not_imported() -> None:
     script = (
         "import sys, duly; print(*sorted({'psycopg', 'asyncpg', 'django', 'sqlalchemy', 'httpx'} & set(sys.modules)))"
     )

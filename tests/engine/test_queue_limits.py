@@ -57,7 +57,7 @@ def test_b09_a_limit_that_cannot_work_is_refused_and_nothing_is_written(
     assert outside.snapshot() == before
 
 
-def test_b09_an_app_says_what_its_queues_were_told(app: Duly) -> None:
+def test_b09_an_app_lists_the_limits_of_its_queues(app: Duly) -> None:
     app.limit(queue="mail", depth=10_000, ageing="1m", retry_share=0.2, by="ann", why="so")
     asyncio.run(app.alimit(queue="mail", ageing=0, retry_share="off", by="bob", why="over"))
     [mail] = app.limits()
@@ -92,7 +92,7 @@ class Asked:
         return True
 
 
-def test_b09_without_limits_one_look_a_second_is_all_that_it_costs() -> None:
+def test_b09_without_limits_the_cost_is_one_query_a_second() -> None:
     asked = Asked()
     for tick in range(500):
         asked.now = tick / 100
@@ -100,7 +100,7 @@ def test_b09_without_limits_one_look_a_second_is_all_that_it_costs() -> None:
     assert asked.asked == ["limits"] * 5
 
 
-def test_b09_a_figure_that_is_fresh_is_not_counted_again_and_what_was_added_since_counts() -> None:
+def test_b09_a_recent_depth_is_reused_and_later_enqueues_are_added() -> None:
     asked = Asked()
     asked.limits = [replace(LIMIT, depth=4, depth_age_ms=500)]
     assert [asked.admit(2) for _ in range(3)] == [True] * 3
@@ -111,7 +111,7 @@ def test_b09_a_figure_that_is_fresh_is_not_counted_again_and_what_was_added_sinc
     assert asked.admit(50, queue="other")
 
 
-def test_b09_a_figure_that_is_old_or_missing_is_counted_by_who_enqueues() -> None:
+def test_b09_an_old_or_missing_depth_is_counted_by_the_enqueuer() -> None:
     for limit in (LIMIT, replace(LIMIT, depth=0, depth_age_ms=5001), replace(LIMIT, depth=0, depth_age_ms=-1)):
         asked = Asked()
         asked.limits, asked.waiting = [limit], 9
@@ -119,7 +119,7 @@ def test_b09_a_figure_that_is_old_or_missing_is_counted_by_who_enqueues() -> Non
         assert asked.asked == ["limits", "depth"]
 
 
-def test_b09_before_a_refusal_it_is_counted_anew_but_not_all_the_time() -> None:
+def test_b09_before_a_refusal_the_depth_is_counted_again_but_not_each_time() -> None:
     asked = Asked()
     asked.limits, asked.waiting = [LIMIT], 10
     assert not asked.admit()
@@ -132,7 +132,7 @@ def test_b09_before_a_refusal_it_is_counted_anew_but_not_all_the_time() -> None:
     assert asked.asked == ["limits", "depth", "depth"]
 
 
-def test_b09_a_new_figure_counts_what_was_added_before_it_and_no_more() -> None:
+def test_b09_a_new_depth_includes_earlier_enqueues_only() -> None:
     asked = Asked()
     asked.limits = [replace(LIMIT, depth=0, depth_age_ms=0)]
     assert asked.admit(3)
@@ -161,7 +161,7 @@ def test_b09_a_limit_that_was_raised_or_taken_away_is_followed_within_a_second()
 # Depth, on every store
 
 
-def test_b09_a_full_queue_refuses_with_what_to_do_and_nothing_is_written(app: Duly, outside: Outside) -> None:
+def test_b09_a_full_queue_refuses_with_the_remedy_and_nothing_is_written(app: Duly, outside: Outside) -> None:
     @app.task(queue="mail")
     def send(n: int) -> None: ...
 
@@ -201,7 +201,7 @@ def test_b09_a_queue_takes_jobs_again_when_some_have_been_run(app: Duly) -> None
         time.sleep(1.0)  # the longest time between two counts
 
 
-def test_b09_enqueue_many_refuses_chunk_by_chunk_and_says_how_many_it_took(
+def test_b09_enqueue_many_refuses_by_chunk_and_returns_the_number_enqueued(
     app: Duly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("duly.app.task.CHUNK", 10)
@@ -288,7 +288,7 @@ def test_b09_a_refusal_on_the_callers_connection_opens_no_transaction_to_write(a
     shared.rollback()
 
 
-def test_b09_a_handler_is_refused_like_anybody_and_what_was_accepted_is_not(app: Duly) -> None:
+def test_b09_a_handler_is_refused_too_and_accepted_jobs_are_kept(app: Duly) -> None:
     @app.task(queue="mail", max_attempts=1)
     def send(n: int) -> None:
         if n < 0:
@@ -310,7 +310,7 @@ def test_b09_a_handler_is_refused_like_anybody_and_what_was_accepted_is_not(app:
     assert found(app, replayed).state is State.READY
 
 
-def test_b09_workers_count_what_waits_for_all_to_know(app: Duly) -> None:
+def test_b09_workers_count_the_depth_for_all_processes(app: Duly) -> None:
     @app.task(queue="mail")
     def send(n: int) -> None: ...
 
@@ -324,7 +324,7 @@ def test_b09_workers_count_what_waits_for_all_to_know(app: Duly) -> None:
     work_until(app, counted, seconds=15)
 
 
-def test_b09_a_paused_task_or_queue_is_named_by_why_with_who_why_and_until_when(app: Duly) -> None:
+def test_b09_why_names_a_pause_with_its_author_reason_and_end(app: Duly) -> None:
     @app.task(queue="mail")
     def send(n: int) -> None: ...
 
@@ -354,7 +354,7 @@ def job(attempt: int) -> Claimed:
     )  # fmt: skip
 
 
-def test_j07_only_a_queue_that_was_told_so_is_claimed_in_another_shape() -> None:
+def test_j07_only_a_queue_with_limits_uses_the_limited_claim() -> None:
     limits = QueueLimits()
     assert claims(limits).sections == ("claim",)
     limits.learn([LIMIT])
@@ -388,7 +388,7 @@ def test_r11_claims_of_one_job_save_up_until_it_is_a_retrys_turn() -> None:
     assert [budget(limits, 1, lambda allowed: allowed) for _ in range(10)] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
 
 
-def test_r11_what_is_saved_up_is_worth_one_claim_at_most_and_free_room_costs_nothing() -> None:
+def test_r11_saved_budget_is_at_most_one_claim_and_free_slots_cost_none() -> None:
     limits = QueueLimits()
     limits.learn([replace(LIMIT, retry_share=0.2)])
     assert [budget(limits, 10, lambda allowed: 0) for _ in range(5)] == [2] * 5
@@ -399,7 +399,7 @@ def test_r11_what_is_saved_up_is_worth_one_claim_at_most_and_free_room_costs_not
     assert [budget(none, 10, lambda allowed: 0) for _ in range(5)] == [0] * 5
 
 
-def test_j07_a_worker_lets_priorities_age_where_its_queue_was_told(app: Duly) -> None:
+def test_j07_a_worker_ages_priorities_in_queues_with_that_limit(app: Duly) -> None:
     ran: list[str] = []
 
     @app.task
@@ -442,7 +442,7 @@ def test_r11_a_worker_gives_retries_their_share_while_other_work_waits(app: Duly
     assert 5 <= ran[:40].count("retry") <= 15
 
 
-def test_r11_without_a_budget_a_worker_takes_retries_as_they_are_due(app: Duly) -> None:
+def test_r11_without_a_budget_retries_are_claimed_when_due(app: Duly) -> None:
     ran: list[str] = []
 
     @app.task(max_attempts=1)  # so that nothing is claimed ahead

@@ -100,7 +100,7 @@ def test_j11_a_lease_that_was_extended_meanwhile_was_not_seen_twice(app: Duly) -
     assert state(app, job) is State.READY
 
 
-def test_j11_what_was_seen_before_a_connection_failed_does_not_count(app: Duly) -> None:
+def test_j11_sightings_before_a_failed_connection_do_not_count(app: Duly) -> None:
     job, rescuer = lost_job(app), Rescuer(app)
     rescuer.look()
     rescuer.now += PATIENCE_S
@@ -165,7 +165,7 @@ def test_how_long_jobs_take_is_reckoned_also_while_threads_add_to_it() -> None:
     assert len(pace._took["quick"]) == 40
 
 
-def test_who_claimed_too_far_ahead_claims_half_as_far_for_a_while() -> None:
+def test_a_worker_that_prefetched_too_much_halves_its_prefetch() -> None:
     """Handlers that never wait run one after the other, and take longer together than each says of itself."""
     app = Duly("unused.db")
 
@@ -191,7 +191,7 @@ def test_who_claimed_too_far_ahead_claims_half_as_far_for_a_while() -> None:
     assert pace.ahead(1e9)[0] == 20
 
 
-def test_what_is_claimed_ahead_fits_into_memory_and_into_a_tenth_of_a_second() -> None:
+def test_prefetched_jobs_fit_into_memory_and_a_tenth_of_a_second() -> None:
     app = Duly("unused.db")
 
     @app.task
@@ -206,7 +206,7 @@ def test_what_is_claimed_ahead_fits_into_memory_and_into_a_tenth_of_a_second() -
     assert pace.ahead(0.0)[0] == 8
 
 
-def test_j09_a_handler_is_told_also_when_its_own_worker_claims_the_job_again(app: Duly) -> None:
+def test_j09_a_handler_gets_lease_lost_also_when_its_own_worker_claims_the_job_again(app: Duly) -> None:
     runs: list[str] = []
 
     @app.task

@@ -68,7 +68,7 @@ def test_a_result_is_waited_for(app: Duly) -> None:
     assert asyncio.run(main()) == "done"
 
 
-def test_a_wait_that_is_too_long_is_told(app: Duly) -> None:
+def test_a_wait_that_is_too_long_raises(app: Duly) -> None:
     @app.task
     def never() -> None: ...
 
@@ -105,7 +105,7 @@ def test_the_result_of_a_cancelled_job_is_its_reason(app: Duly) -> None:
         job.result(timeout=5)
 
 
-def test_j20_a_result_that_is_kept_no_longer_is_told(app: Duly) -> None:
+def test_j20_an_expired_result_raises(app: Duly) -> None:
     @app.task(result_ttl="1ms")
     def count() -> int:
         return 1
@@ -125,7 +125,7 @@ def test_j20_a_result_that_is_kept_no_longer_is_told(app: Duly) -> None:
         other.result(timeout=5)
 
 
-def test_a_result_that_is_not_of_the_type_is_told(app: Duly) -> None:
+def test_a_result_of_another_type_raises(app: Duly) -> None:
     @app.task
     def odd() -> int:
         return "seven"  # type: ignore[return-value]
@@ -154,7 +154,7 @@ def test_waiting_in_a_handler_is_refused_with_the_reason(app: Duly, kind: str) -
         job.result(timeout=5)
 
 
-def test_waiting_for_a_job_that_leaves_nothing_is_refused_with_the_reason(app: Duly) -> None:
+def test_waiting_for_a_job_of_keep_0_is_refused_with_the_reason(app: Duly) -> None:
     @app.task(keep=0)
     def quick() -> int:
         return 1
@@ -243,7 +243,7 @@ def test_j17_a_job_that_does_not_run_is_cancelled_at_once(app: Duly) -> None:
     assert (event.name, event.by, event.why) == ("job.cancelled", "me", "wrong")
 
 
-def test_j17_what_has_ended_stays_as_it_ended(app: Duly) -> None:
+def test_j17_cancel_of_an_ended_job_returns_its_state(app: Duly) -> None:
     @app.task
     def send() -> None: ...
 
@@ -253,7 +253,7 @@ def test_j17_what_has_ended_stays_as_it_ended(app: Duly) -> None:
     assert asyncio.run(app.acancel(job.id)) is State.SUCCEEDED
 
 
-def test_j17_a_running_job_is_asked_and_stops_at_its_next_call(app: Duly) -> None:
+def test_j17_a_running_job_gets_the_request_and_stops_at_its_next_call(app: Duly) -> None:
     said: list[State] = []
 
     @app.task(lease="300ms")
@@ -276,7 +276,7 @@ def test_j17_a_running_job_is_asked_and_stops_at_its_next_call(app: Duly) -> Non
     assert [(record.state, record.reason) for record in records] == [(State.CANCELLED, "cancelled on request")] * 2
 
 
-def test_cancelling_and_asking_why_of_a_job_that_is_not_there_is_told(app: Duly) -> None:
+def test_cancel_and_why_of_an_unknown_job_raise(app: Duly) -> None:
     unknown = "01890000-0000-7000-8000-000000000000"
     for ask in (
         lambda: app.cancel(unknown),
@@ -289,7 +289,7 @@ def test_cancelling_and_asking_why_of_a_job_that_is_not_there_is_told(app: Duly)
         assert raised.value.job_id == unknown
 
 
-def test_b10_why_names_what_keeps_a_job(app: Duly) -> None:
+def test_b10_why_names_the_gate_of_a_job(app: Duly) -> None:
     @app.task
     def send() -> None: ...
 
@@ -333,7 +333,7 @@ def test_a_pause_names_a_queue_or_a_task(app: Duly) -> None:
         app.resume(queue="a", task="b")
 
 
-def test_run_inside_a_running_loop_is_told_to_await(app: Duly) -> None:
+def test_run_inside_a_running_loop_raises_with_await(app: Duly) -> None:
     async def main() -> None:
         app.run(drain=True)
 

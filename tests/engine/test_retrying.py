@@ -54,7 +54,7 @@ def fail(words: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "retry"])
-def test_r04_a_traceback_begins_at_the_handler_and_tells_of_nothing_else(app: Duly, kind: str) -> None:
+def test_r04_a_traceback_begins_at_the_handler(app: Duly, kind: str) -> None:
     def at_once() -> None:
         fail("oh")
 
@@ -129,7 +129,7 @@ def test_jobs_are_listed_by_the_beginning_of_their_ids(app: Duly, double: Any) -
     assert len(app.list(prefix=one.id[:4])) == 2
 
 
-def test_a_worker_tells_at_each_beat_how_many_slots_it_has_and_how_its_attempts_ended(app: Duly) -> None:
+def test_each_heartbeat_records_slots_and_counts_of_attempts(app: Duly) -> None:
     gate = threading.Event()
     tries: list[int] = []
 

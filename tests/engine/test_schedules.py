@@ -123,7 +123,7 @@ def test_s03_a_delay_counts_from_the_end_of_the_run(app: Duly, clock: Clock) -> 
 
 
 @pytest.mark.parametrize("end", ["dead", "cancelled", "rescued"])
-def test_s03_a_delay_goes_on_however_a_run_ends(app: Duly, clock: Clock, end: str) -> None:
+def test_s03_a_delay_continues_after_any_end_of_a_run(app: Duly, clock: Clock, end: str) -> None:
     runs: list[int] = []
 
     @app.task(max_attempts=2 if end == "rescued" else 1)
@@ -203,7 +203,7 @@ def test_s04_any_number_of_schedulers_fire_an_occurrence_once(apps: Callable[...
     assert len(first.list(limit=100)) == 20
 
 
-def test_s04_a_decision_on_what_is_no_longer_so_changes_nothing(
+def test_s04_a_decision_on_outdated_state_changes_nothing(
     app: Duly, clock: Clock, ran: list[datetime], outside: Any
 ) -> None:
     hourly(app)
@@ -217,9 +217,7 @@ def test_s04_a_decision_on_what_is_no_longer_so_changes_nothing(
     assert outside.snapshot() == before
 
 
-def test_s04_what_was_fired_is_not_fired_again_whatever_anybody_decides(
-    app: Duly, clock: Clock, ran: list[datetime]
-) -> None:
+def test_s04_a_fired_due_time_is_not_fired_again_by_any_decision(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     hourly(app)
     clock.advance("1h")
     drain(app)
@@ -243,7 +241,7 @@ def test_s04_a_month_without_a_worker_is_one_row(app: Duly, clock: Clock, ran: l
     assert ("schedule.missed", "often", MISSED) in events(app)
 
 
-def test_s04_a_run_of_misses_goes_on_in_its_row(app: Duly, clock: Clock, ran: list[datetime]) -> None:
+def test_s04_a_run_of_misses_continues_in_its_row(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     hourly(app, grace="1m")
     for _ in range(3):
         clock.advance("2h5m")
@@ -253,7 +251,7 @@ def test_s04_a_run_of_misses_goes_on_in_its_row(app: Duly, clock: Clock, ran: li
     assert [name for name, _, _ in events(app)].count("schedule.missed") == 1
 
 
-def test_s04_what_was_due_by_a_rule_that_is_changed_stays_due(app: Duly, clock: Clock, ran: list[datetime]) -> None:
+def test_s04_due_times_of_a_changed_rule_stay_due(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     hourly(app)
     clock.advance("3h5m")
     app.schedules.create("hourly", app.tasks["note"], "30 * * * *", replace=True)
@@ -265,7 +263,7 @@ def test_s04_what_was_due_by_a_rule_that_is_changed_stays_due(app: Duly, clock: 
     assert next_at(app, "hourly") == NOON + timedelta(hours=3, minutes=30)
 
 
-def test_s04_a_schedule_in_code_that_is_changed_goes_on_from_what_is_due(apps: Callable[..., Duly]) -> None:
+def test_s04_a_changed_schedule_in_code_continues_from_its_due_times(apps: Callable[..., Duly]) -> None:
     old, new = scheduled(apps, report=("1h", {})), scheduled(apps, report=("2h", {}))
     with frozen(old, NOON):
         pass
@@ -287,7 +285,7 @@ def test_s08_two_triggers_at_the_same_moment_are_two_runs(app: Duly, clock: Cloc
     assert len(fires(app, "hourly")) == 3
 
 
-def test_s03_a_delay_whose_run_was_deleted_by_hand_goes_on(app: Duly, clock: Clock, outside: Any) -> None:
+def test_s03_a_delay_whose_run_was_deleted_by_hand_continues(app: Duly, clock: Clock, outside: Any) -> None:
     @app.task
     def slow() -> None: ...
 
@@ -304,7 +302,7 @@ def test_s03_a_delay_whose_run_was_deleted_by_hand_goes_on(app: Duly, clock: Clo
 @pytest.mark.parametrize("way", ["the scheduler", "a resume"])
 @pytest.mark.parametrize("hours", [(1,), (2,), (5,), (1, 3), (1, 2, 3, 4, 5)])
 @pytest.mark.parametrize("when", ["0 * * * *", "1h"])
-def test_s04_what_a_person_fired_of_what_is_due_cuts_the_run_of_misses(
+def test_s04_a_due_time_fired_by_a_person_splits_the_run_of_misses(
     app: Duly, clock: Clock, ran: list[datetime], way: str, hours: tuple[int, ...], when: str
 ) -> None:
     app.schedules.create("hourly", app.tasks["note"], when)
@@ -348,7 +346,7 @@ def test_s05_skip_runs_the_newest_only(app: Duly, clock: Clock, ran: list[dateti
 
 
 @pytest.mark.parametrize(("hours", "due"), DOWN)
-def test_s05_last_runs_once_and_is_told_how_many_it_stands_for(app: Duly, clock: Clock, hours: int, due: int) -> None:
+def test_s05_last_runs_once_with_the_number_of_missed_times(app: Duly, clock: Clock, hours: int, due: int) -> None:
     told: list[tuple[datetime, Missed, str | None]] = []
 
     @app.every("0 * * * *", catchup="last")
@@ -426,7 +424,7 @@ def test_s06_allow_fires_beside_a_run_that_has_not_ended(
     assert [outcome for outcome, *_ in fires(app, "hourly")] == ["fired", "fired"]
 
 
-def test_s06_skip_records_what_falls_into_a_run(app: Duly, clock: Clock, runs: list[tuple[str, datetime]]) -> None:
+def test_s06_skip_records_due_times_during_a_run(app: Duly, clock: Clock, runs: list[tuple[str, datetime]]) -> None:
     app.schedules.create("hourly", app.tasks["long"], "0 * * * *", overlap="skip")
     for _ in range(6):
         clock.advance("1h")
@@ -485,7 +483,7 @@ def test_s06_the_next_in_the_queue_begins_however_a_run_ends(app: Duly, clock: C
     assert all(found(app, job.id).state.ended for job in jobs)
 
 
-def test_s06_a_queue_whose_head_has_gone_is_woken_by_the_upkeep(app: Duly, clock: Clock, outside: Any) -> None:
+def test_s06_a_queued_run_without_a_predecessor_is_woken_by_the_upkeep(app: Duly, clock: Clock, outside: Any) -> None:
     @app.task
     def work() -> None: ...
 
@@ -500,7 +498,7 @@ def test_s06_a_queue_whose_head_has_gone_is_woken_by_the_upkeep(app: Duly, clock
     assert {job.state for job in app.list(limit=100)} == {State.SUCCEEDED}
 
 
-def test_s06_cancel_running_ends_what_waits_and_asks_what_runs(app: Duly) -> None:
+def test_s06_cancel_running_ends_waiting_runs_and_requests_running_ones(app: Duly) -> None:
     began: list[datetime] = []
     asked: list[datetime] = []
 
@@ -544,7 +542,7 @@ def test_s07_a_dead_run_never_stops_its_schedule(app: Duly, clock: Clock) -> Non
     assert (schedule.dead_runs, schedule.paused_at) == (5, None)
 
 
-def test_s07_after_so_many_dead_runs_in_a_row_it_is_paused_and_says_so(app: Duly, clock: Clock) -> None:
+def test_s07_after_so_many_dead_runs_in_a_row_it_is_paused_and_logged(app: Duly, clock: Clock) -> None:
     runs: list[int] = []
 
     @app.every("0 * * * *", pause_after=3)
@@ -573,7 +571,7 @@ def test_s07_after_so_many_dead_runs_in_a_row_it_is_paused_and_says_so(app: Duly
 # S08, what people do
 
 
-def test_s08_next_needs_no_database_for_what_is_in_code() -> None:
+def test_s08_next_needs_no_database_for_schedules_in_code() -> None:
     app = Duly("/nowhere/at/all.db")
 
     @app.every("0 9 * * mon-fri", tz="Europe/Vienna")
@@ -586,7 +584,7 @@ def test_s08_next_needs_no_database_for_what_is_in_code() -> None:
     assert app.schedules.next("report", 1, after=NOON)[0].utcoffset() == HOUR
 
 
-def test_s08_next_of_one_that_was_created_begins_with_what_is_due(app: Duly, clock: Clock, ran: list[datetime]) -> None:
+def test_s08_next_of_a_created_schedule_begins_with_its_due_times(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     app.schedules.create("often", app.tasks["note"], "10m")
     clock.advance("4m")
     expected = [NOON + timedelta(minutes=minutes) for minutes in (10, 20, 30)]
@@ -625,7 +623,7 @@ def test_s08_a_created_one_runs_with_its_arguments_and_on_the_terms_of_its_task(
     assert seen == [(7, "hi")]
 
 
-def test_s08_pause_and_resume_record_what_fell_into_the_pause(app: Duly, clock: Clock, ran: list[datetime]) -> None:
+def test_s08_pause_and_resume_record_due_times_during_the_pause(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     hourly(app, catchup="all")
     app.schedules.pause("hourly", by="ada", why="rest")
     clock.advance("5h30m")
@@ -658,7 +656,7 @@ def test_s08_trigger_runs_now_and_leaves_the_next_due_time(app: Duly, clock: Clo
         app.schedules.trigger("nobody")
 
 
-def test_s08_backfill_fires_what_was_missed_and_the_record_says_what_is_left(
+def test_s08_backfill_fires_missed_times_and_the_record_has_the_rest(
     app: Duly, clock: Clock, ran: list[datetime]
 ) -> None:
     hourly(app)
@@ -694,7 +692,7 @@ def test_s08_backfill_of_a_rate_keeps_its_beat_and_of_one_that_may_not_overlap_i
     assert ran[1:] == [NOON + timedelta(minutes=minutes) for minutes in (10, 20, 30, 40)]
 
 
-def test_s08_backfill_of_many_goes_in_parts(app: Duly, clock: Clock, ran: list[datetime]) -> None:
+def test_s08_backfill_of_many_runs_in_parts(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     app.schedules.create("often", app.tasks["note"], "1m")
     clock.advance(timedelta(minutes=2500))
     fire(app)
@@ -787,7 +785,7 @@ def scheduled(apps: Callable[..., Duly], **every: tuple[str, dict[str, Any]]) ->
     return app
 
 
-def test_s08_schedules_in_code_are_there_when_a_worker_has_started(apps: Callable[..., Duly]) -> None:
+def test_s08_schedules_in_code_exist_when_a_worker_has_started(apps: Callable[..., Duly]) -> None:
     app = scheduled(apps, report=("0 9 * * *", {"tz": "Europe/Vienna", "catchup": "last", "overlap": "skip"}))
     work(app)
     [record] = app.schedules.list()
@@ -796,7 +794,7 @@ def test_s08_schedules_in_code_are_there_when_a_worker_has_started(apps: Callabl
     )  # fmt: skip
 
 
-def test_s08_a_changed_one_keeps_its_history_and_counts_anew_only_if_its_time_changed(
+def test_s08_a_changed_schedule_keeps_its_history_and_restarts_only_if_its_time_changed(
     apps: Callable[..., Duly],
 ) -> None:
     app = scheduled(apps, report=("10m", {}))
@@ -817,7 +815,7 @@ def test_s08_a_changed_one_keeps_its_history_and_counts_anew_only_if_its_time_ch
 
 
 @pytest.mark.slow
-def test_s08_one_that_was_removed_from_the_code_is_paused_and_taken_up_again_with_what_it_missed(
+def test_s08_a_schedule_removed_from_code_is_paused_and_restored_with_its_misses(
     apps: Callable[..., Duly],
 ) -> None:
     old = scheduled(apps, report=("1h", {"catchup": "all"}), other=("1h", {}))
@@ -907,13 +905,13 @@ def test_s11_jitter_spreads_runs_and_the_record_keeps_the_time_without_it(app: D
         ({"rrule": "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30"}, "never"),
     ],
 )
-def test_s01_what_cannot_work_is_refused_where_it_is_written(options: dict[str, Any], words: str) -> None:
+def test_s01_a_wrong_schedule_is_refused_at_definition(options: dict[str, Any], words: str) -> None:
     app = Duly("unused.db")
     with pytest.raises(ConfigError, match=words):
         app.every(**options)
 
 
-def test_s08_what_cannot_be_scheduled_is_refused_and_nothing_is_written(app: Duly) -> None:
+def test_s08_a_task_that_cannot_be_scheduled_is_refused_and_nothing_is_written(app: Duly) -> None:
     @app.task
     def send(number: int) -> None: ...
 
@@ -957,7 +955,7 @@ def test_s04_one_that_cannot_be_read_here_does_not_stop_the_others(
     assert fires(app, "strange") == []
 
 
-def test_s04_a_real_worker_fires_on_time_without_being_told(app: Duly) -> None:
+def test_s04_a_real_worker_fires_on_time_without_a_wake_up(app: Duly) -> None:
     seen: list[float] = []
 
     @app.every("300ms")
@@ -973,7 +971,7 @@ def test_s04_a_real_worker_fires_on_time_without_being_told(app: Duly) -> None:
 # What two people, two versions or a strange clock do
 
 
-def test_s08_a_living_worker_takes_up_again_what_others_took_for_abandoned(apps: Callable[..., Duly]) -> None:
+def test_s08_a_living_worker_restores_schedules_that_others_paused(apps: Callable[..., Duly]) -> None:
     app = scheduled(apps, report=("1h", {}))
     with frozen(app, NOON):
         app.driver.run(schedules.abandon([]))
@@ -1001,7 +999,7 @@ def test_s08_two_versions_of_the_code_that_take_turns_do_not_put_it_off_for_ever
     assert sum(count for outcome, *_, count, _ in fires(old, "report") if outcome == "fired") >= 3
 
 
-def test_s06_cancel_running_fires_in_the_same_look_that_makes_room(app: Duly, clock: Clock) -> None:
+def test_s06_cancel_running_fires_in_the_pass_that_frees_the_slot(app: Duly, clock: Clock) -> None:
     @app.task
     def long() -> None:
         raise Snooze("10h")
@@ -1026,16 +1024,14 @@ def test_s06_cancel_running_stops_nothing_for_a_due_time_that_is_too_late(app: D
     assert [job.state for job in app.list()] == [State.READY]
 
 
-def test_s06_a_backfill_of_what_stops_its_own_runs_is_refused(app: Duly, clock: Clock, ran: list[datetime]) -> None:
+def test_s06_a_backfill_with_cancel_running_is_refused(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     hourly(app, overlap="cancel_running")
     clock.advance("5h5m")
     with pytest.raises(ConfigError, match="cancel_running"):
         app.schedules.backfill("hourly", NOON + HOUR, NOON + 3 * HOUR)
 
 
-def test_s08_a_backfill_leaves_whole_what_another_rule_has_counted(
-    app: Duly, clock: Clock, ran: list[datetime]
-) -> None:
+def test_s08_a_backfill_does_not_split_misses_of_another_rule(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     app.schedules.create("often", app.tasks["note"], "* * * * *")
     clock.advance("3h")
     fire(app)
@@ -1045,9 +1041,7 @@ def test_s08_a_backfill_leaves_whole_what_another_rule_has_counted(
     assert [one for one in fires(app, "often") if one[0] == "skipped"] == [one for one in before if one[0] == "skipped"]
 
 
-def test_s08_a_backfill_of_what_the_record_has_forgotten_wants_force(
-    app: Duly, clock: Clock, ran: list[datetime]
-) -> None:
+def test_s08_a_backfill_of_times_no_longer_recorded_needs_force(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     hourly(app)
     before = NOON - timedelta(days=30)
     assert len(app.schedules.backfill("hourly", before, before + 2 * HOUR)) == 3  # it was not there then
@@ -1059,13 +1053,13 @@ def test_s08_a_backfill_of_what_the_record_has_forgotten_wants_force(
         app.schedules.backfill("hourly", NOON, NOON - HOUR)
 
 
-def test_s08_what_stands_in_code_is_not_taken_over(apps: Callable[..., Duly]) -> None:
+def test_s08_a_schedule_in_code_is_not_overwritten(apps: Callable[..., Duly]) -> None:
     app = scheduled(apps, report=("1h", {}))
     with frozen(app, NOON), pytest.raises(ScheduleExists, match="is defined in code"):
         app.schedules.create("report", app.tasks["report"], "2h", replace=True)
 
 
-def test_s08_what_is_refused_leaves_no_task_behind(app: Duly) -> None:
+def test_s08_a_refused_schedule_defines_no_task(app: Duly) -> None:
     with pytest.raises(ConfigError):
         app.every("1h")(lambda number: None)  # type: ignore[misc]
 
@@ -1078,9 +1072,7 @@ def test_s08_what_is_refused_leaves_no_task_behind(app: Duly) -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "allowed to overlap"])
-def test_s06_who_waited_for_his_turn_begins_when_there_are_no_turns_any_more(
-    app: Duly, clock: Clock, ran: list[datetime], how: str
-) -> None:
+def test_s06_queued_runs_start_when_the_queueing_ends(app: Duly, clock: Clock, ran: list[datetime], how: str) -> None:
     hourly(app, overlap="queue", catchup="all")
     clock.advance("3h")
     fire(app)
@@ -1101,7 +1093,7 @@ def test_s08_a_schedule_that_a_clock_ahead_of_time_put_off_is_resumed_at_its_nex
     assert next_at(app, "hourly") == NOON + HOUR
 
 
-def test_s11_what_expires_does_so_after_its_jitter(app: Duly, clock: Clock) -> None:
+def test_s11_expiry_counts_from_the_time_after_jitter(app: Duly, clock: Clock) -> None:
     @app.task
     def note() -> None: ...
 

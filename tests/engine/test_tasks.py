@@ -46,7 +46,7 @@ def test_j16_an_async_handler_that_takes_the_sync_context_is_refused_at_definiti
     assert refusal(lambda: plain.task(handler)) == "handler is async: annotate `ctx` as Ctx, not SyncCtx"
 
 
-def test_a_context_that_is_not_annotated_is_asked_about_at_definition(plain: Duly) -> None:
+def test_a_context_without_an_annotation_raises_at_definition(plain: Duly) -> None:
     def handler(ctx, order): ...  # type: ignore[no-untyped-def]
 
     async def other(context, order): ...  # type: ignore[no-untyped-def]
@@ -94,7 +94,7 @@ def test_a_handler_with_a_context_can_be_called_too_and_writes_nothing(plain: Du
     assert handler(4) == 4
 
 
-def test_what_a_directly_called_handler_asks_of_its_job_is_refused_with_the_reason(plain: Duly) -> None:
+def test_context_calls_of_a_directly_called_handler_raise_with_the_reason(plain: Duly) -> None:
     @plain.task
     def handler(ctx: SyncCtx) -> str:
         return ctx.job_id
@@ -114,7 +114,7 @@ def test_a_name_that_is_taken_is_refused_and_the_other_is_named(plain: Duly) -> 
     assert plain.tasks["mail"].definition.handler is one
 
 
-def test_an_alias_that_is_taken_is_refused_and_nothing_is_defined(plain: Duly) -> None:
+def test_an_alias_in_use_is_refused_and_nothing_is_defined(plain: Duly) -> None:
     def one() -> None: ...
 
     def two() -> None: ...
@@ -133,7 +133,7 @@ def test_a_partial_needs_a_name(plain: Duly) -> None:
     assert "needs a name" in refusal(lambda: plain.task(functools.partial(print, "x")))
 
 
-def test_what_does_no_work_when_called_is_refused(plain: Duly) -> None:
+def test_a_handler_that_does_no_work_when_called_is_refused(plain: Duly) -> None:
     def counts() -> Any:
         yield 1
 
@@ -151,7 +151,7 @@ def test_what_does_no_work_when_called_is_refused(plain: Duly) -> None:
     assert "once is a task already" in refusal(lambda: plain.task(once))
 
 
-def test_options_without_names_are_told_to_be_named(plain: Duly) -> None:
+def test_positional_options_raise_with_their_names(plain: Duly) -> None:
     assert "takes a function, not a str" in refusal(lambda: plain.task("mail"))  # type: ignore[call-overload]
 
 
@@ -355,7 +355,7 @@ def test_j15_retry_after_overrides_the_backoff(app: Duly, form: str) -> None:
     assert "busy" in (attempt.error or "")
 
 
-def test_j15_retry_without_a_time_waits_as_the_backoff_says_and_counts(app: Duly) -> None:
+def test_j15_retry_without_a_time_uses_the_backoff_and_counts(app: Duly) -> None:
     @app.task(backoff=backoff.fixed("1h"), max_attempts=2)
     def call() -> None:
         raise Retry("busy")
@@ -410,7 +410,7 @@ class Slow(Timeout):
         ({"retry_on": lambda error: 1 / 0}, ValueError("x"), State.SCHEDULED),
     ],
 )
-def test_r02_only_what_is_worth_it_is_retried(
+def test_r02_only_retryable_errors_are_retried(
     app: Duly, options: dict[str, Any], error: Exception, state: State
 ) -> None:
     @app.task(**options)
@@ -424,7 +424,7 @@ def test_r02_only_what_is_worth_it_is_retried(
     assert (record.reason == "not retried") is (state is State.DEAD)
 
 
-def test_j16_what_a_handler_returns_and_nobody_has_run_is_told(app: Duly) -> None:
+def test_j16_an_unawaited_coroutine_returned_by_a_handler_is_an_error(app: Duly) -> None:
     async def inner() -> None: ...
 
     @app.task
@@ -438,7 +438,7 @@ def test_j16_what_a_handler_returns_and_nobody_has_run_is_told(app: Duly) -> Non
     assert "returned a coroutine, which was not run: await it" in (record.error or "")
 
 
-def test_a_result_that_cannot_be_stored_is_told_and_not_done_again(app: Duly) -> None:
+def test_a_result_that_cannot_be_stored_is_dead_and_not_retried(app: Duly) -> None:
     calls: list[int] = []
 
     @app.task
@@ -455,7 +455,7 @@ def test_a_result_that_cannot_be_stored_is_told_and_not_done_again(app: Duly) ->
 # Jobs of another version of the code
 
 
-def test_u01_arguments_that_no_longer_fit_are_retried_whatever_retry_on_says(apps: Callable[..., Duly]) -> None:
+def test_u01_arguments_that_no_longer_fit_are_retried_for_any_retry_on(apps: Callable[..., Duly]) -> None:
     old, new = apps(), apps()
 
     @old.task(name="f")
@@ -583,7 +583,7 @@ def test_the_options_that_are_typed_are_those_that_are_read() -> None:
     assert tuple(typed) == OPTIONS
 
 
-def test_enqueue_many_of_what_is_no_call_says_how_to_write_it(plain: Duly) -> None:
+def test_enqueue_many_of_other_objects_raises_with_the_remedy(plain: Duly) -> None:
     @plain.task
     def send(order: int) -> None: ...
 

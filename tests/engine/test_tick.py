@@ -24,7 +24,7 @@ def tick(app: Duly, **options: Any) -> Ticked:
     return asyncio.run(asyncio.wait_for(Ticker(app, **{"signals": False, **options}).tick(), 30))
 
 
-def test_s10_a_tick_fires_and_runs_what_is_due_and_ends(app: Duly) -> None:
+def test_s10_a_tick_fires_and_runs_due_work_and_ends(app: Duly) -> None:
     ran: list[str] = []
 
     @app.task
@@ -80,7 +80,7 @@ def test_s10_a_tick_fires_no_more_schedules_than_its_limit(app: Duly) -> None:
         assert [tick(app, limit=10).fired for _ in range(4)] == [10, 10, 5, 0]
 
 
-def test_s10_a_tick_begins_nothing_after_its_time(app: Duly) -> None:
+def test_s10_a_tick_starts_no_job_after_its_time(app: Duly) -> None:
     @app.task
     async def nap() -> None:
         await asyncio.sleep(0.2)
@@ -94,7 +94,7 @@ def test_s10_a_tick_begins_nothing_after_its_time(app: Duly) -> None:
     assert {job.state for job in app.list(limit=100)} == {State.READY, State.SUCCEEDED}
 
 
-def test_s10_a_tick_takes_over_what_a_dead_worker_left(app: Duly) -> None:
+def test_s10_a_tick_rescues_jobs_of_a_dead_worker(app: Duly) -> None:
     ran: list[int] = []
 
     @app.task
@@ -109,7 +109,7 @@ def test_s10_a_tick_takes_over_what_a_dead_worker_left(app: Duly) -> None:
     assert found(app, job.id).state is State.SUCCEEDED
 
 
-def test_s10_a_tick_with_no_time_to_be_sure_says_how_much_it_takes(app: Duly) -> None:
+def test_s10_a_tick_without_enough_time_names_the_time_it_needs(app: Duly) -> None:
     @app.task
     def note() -> None: ...
 
@@ -167,7 +167,7 @@ def test_s10_apps_that_only_tick_on_one_database_do_not_pause_each_other(apps: C
     assert [(one.name, one.paused_at) for one in here.schedules.list()] == [("mine", None), ("yours", None)]
 
 
-def test_s10_what_is_put_off_is_left_to_the_next_tick(app: Duly) -> None:
+def test_s10_delayed_jobs_are_left_to_the_next_tick(app: Duly) -> None:
     calls: list[int] = []
 
     @app.task
@@ -185,6 +185,6 @@ def test_s10_what_is_put_off_is_left_to_the_next_tick(app: Duly) -> None:
 
 
 @pytest.mark.parametrize(("options", "words"), [({"limit": 0}, "at least one"), ({"max_seconds": 0}, "some time")])
-def test_s10_bounds_that_leave_nothing_to_do_are_refused(app: Duly, options: dict[str, Any], words: str) -> None:
+def test_s10_bounds_of_zero_are_refused(app: Duly, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Ticker(app, **options)

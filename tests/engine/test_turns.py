@@ -50,7 +50,7 @@ async def drained(app: Duly, **options: Any) -> None:
     await asyncio.wait_for(Worker(app, signals=False, drain=True, **options).run(), SECONDS)
 
 
-def test_a_worker_that_stays_busy_hears_no_more_of_others_also_if_it_is_not_armed_just_now(app: Duly) -> None:
+def test_a_busy_worker_is_not_called_by_others_even_if_it_is_not_armed(app: Duly) -> None:
     now, disarmed = [0.0], []
     worker = Worker(app, clock=lambda: now[0])
     worker.wakeups._watch = SimpleNamespace(disarm=lambda: disarmed.append(now[0]))  # type: ignore[assignment]
@@ -63,9 +63,7 @@ def test_a_worker_that_stays_busy_hears_no_more_of_others_also_if_it_is_not_arme
     assert disarmed == [1.1]
 
 
-def test_a_worker_whose_watch_could_not_look_at_the_file_tries_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_whose_watch_could_not_read_the_file_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = Duly(str(tmp_path / "duly.db"), poll="20ms")
     look, looks = SQLiteDriver._look, 0
 
@@ -89,7 +87,7 @@ def test_a_worker_whose_watch_could_not_look_at_the_file_tries_again(
     assert looks == MORE_THAN_AT_THE_START  # once it can, it stays
 
 
-def test_what_comes_while_a_worker_asks_when_the_next_job_is_due_has_it_ask_again(app: Duly) -> None:
+def test_a_commit_while_a_worker_reads_the_next_due_time_makes_it_read_again(app: Duly) -> None:
     worker = Worker(app)
     asked = 0
 
@@ -129,7 +127,7 @@ def test_the_next_job_is_claimed_while_an_end_is_on_its_way(app: Duly) -> None:
     assert [job.state for job in app.list()] == [State.SUCCEEDED, State.SUCCEEDED]
 
 
-def test_what_has_ended_is_recorded_while_a_claim_is_on_its_way(app: Duly) -> None:
+def test_finished_jobs_are_recorded_while_a_claim_is_in_flight(app: Duly) -> None:
     recorded = asyncio.Event()
     waited: list[int] = []
 
@@ -160,7 +158,7 @@ def test_what_has_ended_is_recorded_while_a_claim_is_on_its_way(app: Duly) -> No
 
 
 @pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
-def test_a_drain_runs_what_was_enqueued_while_an_empty_claim_was_on_its_way(app: Duly, queues: list[str]) -> None:
+def test_a_drain_runs_jobs_enqueued_while_an_empty_claim_was_in_flight(app: Duly, queues: list[str]) -> None:
     """The end of who enqueued it may be recorded before that claim is answered, and then nothing is held."""
     may_end, recorded = asyncio.Event(), asyncio.Event()
     ran: list[str] = []
@@ -226,7 +224,7 @@ def test_b06_jobs_in_lanes_of_other_code_have_their_turn_beside_a_backlog_of_qui
     assert {job.state for job in app.list(limit=100)} == {State.SUCCEEDED}
 
 
-def test_what_is_left_of_lanes_that_have_gone_does_not_keep_a_worker_awake(app: Duly) -> None:
+def test_remains_of_deleted_lanes_do_not_keep_a_worker_awake(app: Duly) -> None:
     @app.task
     async def quick(number: int) -> None: ...
 
@@ -247,7 +245,7 @@ def test_what_is_left_of_lanes_that_have_gone_does_not_keep_a_worker_awake(app: 
     assert {job.state for job in app.list(limit=100)} == {State.SUCCEEDED}
 
 
-def test_j18_what_a_claim_has_brought_is_given_back_though_its_worker_breaks_then(app: Duly) -> None:
+def test_j18_claimed_jobs_are_released_even_if_the_worker_fails_then(app: Duly) -> None:
     @app.task
     async def quick(number: int) -> None: ...
 
@@ -273,7 +271,7 @@ def test_j18_what_a_claim_has_brought_is_given_back_though_its_worker_breaks_the
     assert app.list(state="running", limit=1) == []
 
 
-def test_a_worker_whose_end_is_on_its_way_does_not_spin(app: Duly) -> None:
+def test_a_worker_with_a_finish_in_flight_does_not_spin(app: Duly) -> None:
     turns, may_end = 0, asyncio.Event()
 
     @app.task
@@ -306,7 +304,7 @@ def test_a_worker_whose_end_is_on_its_way_does_not_spin(app: Duly) -> None:
     assert turns < 60
 
 
-def test_what_goes_wrong_after_an_end_was_recorded_breaks_the_worker(app: Duly) -> None:
+def test_an_error_after_a_recorded_finish_stops_the_worker(app: Duly) -> None:
     @app.task
     async def one() -> None:
         raise ValueError("which is told, as a success would not be")
@@ -418,7 +416,7 @@ def test_no_end_waits_for_a_job_that_turns_out_to_be_slow(app: Duly, kind: str) 
     assert [job.attempt for job in app.list(state="succeeded")] == [1] * 7
 
 
-def test_an_end_that_waits_to_be_recorded_is_not_looked_at_for_its_timeout(app: Duly) -> None:
+def test_a_finished_job_waiting_to_be_recorded_does_not_time_out(app: Duly) -> None:
     asked: list[Any] = []
 
     @app.task(timeout="1s")
@@ -462,7 +460,7 @@ def test_an_end_is_not_held_back_which_others_can_have_something_of(app: Duly) -
     assert worker.finishing._is_worth_sending()
 
 
-def test_what_is_told_of_a_job_is_how_long_it_ran_and_not_how_long_its_end_took(app: Duly) -> None:
+def test_the_logged_duration_excludes_the_recording(app: Duly) -> None:
     ran: list[float] = []
 
     @app.task
@@ -512,7 +510,7 @@ def test_a_queue_with_a_limit_has_its_turn_beside_one_that_is_claimed_ahead(app:
     assert ran[:500].count("few") >= 5
 
 
-def test_what_could_not_begin_in_time_has_the_worker_claim_half_as_far_ahead(app: Duly) -> None:
+def test_jobs_that_started_too_late_halve_the_prefetch(app: Duly) -> None:
     now, given_back = 1000.0, []
     worker = Worker(app, signals=False, clock=lambda: now)
     worker.finishing.give_back = given_back.append  # type: ignore[assignment,method-assign]
@@ -546,7 +544,7 @@ def test_a_handler_begins_when_the_one_before_it_has_ended_also_if_that_was_give
     assert max(waited) < 1
 
 
-def test_j18_what_has_ended_is_recorded_as_it_ended_though_the_worker_stops_before_it_could_be_sent(app: Duly) -> None:
+def test_j18_finished_jobs_are_recorded_even_if_the_worker_stops_before_the_send(app: Duly) -> None:
     async def run() -> None:
         on_its_way = asyncio.Event()
         over = asyncio.Event()
@@ -600,7 +598,7 @@ def test_few_ends_are_sent_before_the_claim_where_both_can_be_one_commit(app: Du
 
 
 @pytest.mark.parametrize("waits_for", ["the run before it", "the key"])
-def test_a_drain_runs_what_the_last_end_has_let_go(app: Duly, waits_for: str) -> None:
+def test_a_drain_runs_jobs_released_by_the_last_finish(app: Duly, waits_for: str) -> None:
     """Also if a claim has looked, and found nothing, before that end was written down."""
     ran: list[int] = []
     looked: list[asyncio.Event] = []  # one for each end on its way
@@ -674,7 +672,7 @@ def test_threads_switch_as_before_when_the_last_of_several_workers_has_ended() -
     assert sys.getswitchinterval() == before
 
 
-def test_who_sets_how_often_threads_switch_meanwhile_has_the_last_word() -> None:
+def test_a_switch_interval_set_by_the_user_meanwhile_is_kept() -> None:
     before = sys.getswitchinterval()
     try:
         with threads_switched_often():
@@ -698,7 +696,7 @@ def test_a_forked_child_switches_its_threads_as_python_does() -> None:
     assert sys.getswitchinterval() == before
 
 
-def test_j12_a_job_that_was_set_aside_and_is_held_anew_takes_a_slot(app: Duly) -> None:
+def test_j12_a_job_set_aside_and_held_again_takes_a_slot(app: Duly) -> None:
     """Else a suspect would find this process empty, and run beside it."""
 
     @app.task
@@ -720,7 +718,7 @@ def test_j12_a_job_that_was_set_aside_and_is_held_anew_takes_a_slot(app: Duly) -
     assert asyncio.run(run()) == [3, 2, 2]
 
 
-def test_a_drain_goes_on_while_what_it_recorded_is_due_again(app: Duly) -> None:
+def test_a_drain_continues_while_a_recorded_job_is_due_again(app: Duly) -> None:
     """A claim that looked before a retry was written down has not seen that it is due."""
     looked = 0
 
@@ -790,7 +788,7 @@ def test_a_claim_whose_empty_answer_comes_after_a_retry_was_recorded_does_not_en
     assert (found.state, found.attempt) == (State.DEAD, 2)
 
 
-def test_a_drain_waits_until_a_slow_database_has_heard_that_it_goes(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_waits_for_a_slow_database_to_record_its_exit(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("duly.worker.stopping.TOLD_SECONDS", 0.0)
 
     @app.task
@@ -802,7 +800,7 @@ def test_a_drain_waits_until_a_slow_database_has_heard_that_it_goes(app: Duly, m
     assert app.workers() == []
 
 
-def test_j18_a_goodbye_that_nobody_hears_is_cut_short_by_the_second_signal(
+def test_j18_a_hanging_deregistration_is_cancelled_by_the_second_signal(
     app: Duly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("duly.worker.stopping.GOODBYE_SECONDS", 3600.0)

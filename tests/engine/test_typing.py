@@ -19,7 +19,7 @@ def test_right_uses_pass_and_keep_their_types(reported: dict[str, set[str]], mar
 
 
 @pytest.mark.slow
-def test_each_wrong_use_is_reported_and_nothing_else(reported: dict[str, set[str]], marked: dict[str, str]) -> None:
+def test_exactly_the_wrong_uses_are_reported(reported: dict[str, set[str]], marked: dict[str, str]) -> None:
     assert sorted(reported) == sorted(marked)
     stable = {line: {code} for line, code in marked.items() if not code.endswith("?")}
     assert {line: reported[line] for line in stable} == stable

@@ -54,7 +54,7 @@ def test_j07_claims_begin_at_the_head_unless_the_way_to_it_is_long() -> None:
     assert watermark.marks() == []
 
 
-def test_j07_a_mark_stands_where_the_last_claim_of_its_priority_ended() -> None:
+def test_j07_a_mark_is_where_the_last_claim_of_its_priority_ended() -> None:
     watermark = in_use(job(5, 1), job(3), job(4))
     assert watermark.marks() == [mark(5, 1), mark(4)]
     watermark.passed([job(6), job(7)])
@@ -70,7 +70,7 @@ def test_j07_only_the_priorities_that_were_claimed_last_have_a_mark() -> None:
     assert watermark.marks() == [mark(1, 7), mark(1, 6), mark(2, 9), mark(3, 5)]
 
 
-def test_j07_what_is_found_before_a_mark_takes_it_back() -> None:
+def test_j07_a_job_found_before_a_mark_moves_it_back() -> None:
     watermark = in_use(job(5, 1), job(9))
     assert watermark.looked(Head(mark(4), LONG), 0.0)
     assert watermark.marks() == [mark(5, 1), mark(4)]
@@ -79,7 +79,7 @@ def test_j07_what_is_found_before_a_mark_takes_it_back() -> None:
     assert watermark.marks() == [mark(5, 1), mark(4)]
 
 
-def test_j07_a_look_is_due_every_second_and_where_it_takes_long_a_twentieth_of_the_time() -> None:
+def test_j07_a_check_runs_every_second_or_for_a_twentieth_of_the_time() -> None:
     watermark = Watermark()
     assert watermark.begin_look(10.0)
     assert not watermark.begin_look(99.0)  # one at a time
@@ -91,7 +91,7 @@ def test_j07_a_look_is_due_every_second_and_where_it_takes_long_a_twentieth_of_t
     assert watermark.begin_look(106.0)
 
 
-def test_j07_without_a_look_no_mark_is_used() -> None:
+def test_j07_without_a_check_no_mark_is_used() -> None:
     watermark = in_use(job(9))
     assert watermark.begin_look(5.0)
     watermark.look_failed(5.0)
@@ -100,7 +100,7 @@ def test_j07_without_a_look_no_mark_is_used() -> None:
     assert watermark.begin_look(6.0)
 
 
-def test_j07_where_no_way_is_long_nobody_looks_twice() -> None:
+def test_j07_with_a_short_distance_no_second_check_runs() -> None:
     watermark = Watermark()
     assert watermark.begin_look(0.0)
     watermark.looked(Head(mark(1), None), 0.0)
@@ -130,9 +130,7 @@ def on_postgres(postgres_url: str) -> Iterator[Duly]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("priority", [0, 5, -5])
-def test_j07_a_job_that_comes_to_stand_before_the_mark_runs_within_a_second(
-    on_postgres: Duly, postgres_url: str, priority: int
-) -> None:
+def test_j07_a_job_before_the_mark_runs_within_a_second(on_postgres: Duly, postgres_url: str, priority: int) -> None:
     @on_postgres.task
     async def quick(number: int) -> int:
         return number
@@ -157,7 +155,7 @@ def test_j07_a_job_that_comes_to_stand_before_the_mark_runs_within_a_second(
         asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_j07_who_drains_leaves_nothing_behind_a_mark(on_postgres: Duly, postgres_url: str) -> None:
+def test_j07_a_drain_leaves_no_job_before_a_mark(on_postgres: Duly, postgres_url: str) -> None:
     ran: list[int] = []
 
     @on_postgres.task
@@ -179,9 +177,7 @@ def test_j07_who_drains_leaves_nothing_behind_a_mark(on_postgres: Duly, postgres
     assert len(ran) == 6101
 
 
-def test_j07_a_queue_that_rests_is_looked_at_when_something_was_claimed(
-    on_postgres: Duly, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_j07_an_idle_queue_is_checked_after_a_claim(on_postgres: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     aexecute = on_postgres.driver.aexecute
 

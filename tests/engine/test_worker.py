@@ -106,7 +106,7 @@ def test_j16_an_async_handler_that_runs_too_long_is_cancelled(app: Duly) -> None
     assert "JobTimeout" in (found.error or "")
 
 
-def test_j16_a_thread_is_told_and_then_interrupted(app: Duly) -> None:
+def test_j16_a_thread_is_requested_to_stop_and_then_interrupted(app: Duly) -> None:
     seen: list[Any] = []
 
     @app.task(timeout="200ms", max_attempts=1)
@@ -130,7 +130,7 @@ def test_j16_a_thread_is_told_and_then_interrupted(app: Duly) -> None:
     assert seen[-2] is True
 
 
-def test_j16_a_thread_is_interrupted_after_what_the_database_does_for_it(app: Duly, monkeypatch: Any) -> None:
+def test_j16_a_thread_is_interrupted_after_its_database_call(app: Duly, monkeypatch: Any) -> None:
     """Interrupted in the middle, others whose jobs it commits along would wait for ever."""
     rows, interrupt, asked_again = app.driver._rows, Threads.interrupt, threading.Event()
     tried: list[Any] = []
@@ -174,7 +174,7 @@ def test_j16_a_thread_is_interrupted_after_what_the_database_does_for_it(app: Du
 
 
 @pytest.mark.parametrize("asks", ["all the time", "once"])
-def test_j16_a_thread_that_asks_the_database_is_interrupted_too(app: Duly, asks: str, monkeypatch: Any) -> None:
+def test_j16_a_thread_in_database_calls_is_interrupted_too(app: Duly, asks: str, monkeypatch: Any) -> None:
     """Who asks all the time is hardly ever anywhere else, and would run on for ever."""
     rows, seen, heard = app.driver._rows, [], []
 
@@ -202,7 +202,7 @@ def test_j16_a_thread_that_asks_the_database_is_interrupted_too(app: Duly, asks:
     assert "job.stuck" not in heard
 
 
-def test_j16_what_is_raised_into_a_thread_is_taken_back_when_its_handler_has_ended(monkeypatch: Any) -> None:
+def test_j16_an_exception_sent_to_a_thread_is_withdrawn_when_its_handler_ended(monkeypatch: Any) -> None:
     raised: list[Any] = []
     threads = Threads(1, lambda work, name: threading.Thread(), lambda lease: None, runner)
     lease = SimpleNamespace(thread=None, interrupted=False)
@@ -240,7 +240,7 @@ def test_j16_a_timeout_that_meets_the_return_of_its_handler_ends_the_job_and_not
 
 
 @pytest.mark.parametrize("returned", ["too late", None])
-def test_j16_a_thread_that_stops_when_told_is_not_interrupted(app: Duly, returned: str | None) -> None:
+def test_j16_a_thread_that_stops_on_request_is_not_interrupted(app: Duly, returned: str | None) -> None:
     seen: list[str] = []
 
     @app.task(timeout="200ms", max_attempts=1)
@@ -303,7 +303,7 @@ def test_j16_a_thread_that_cannot_be_reached_keeps_its_slot_and_its_job_waits_fo
     assert began == 1
 
 
-def test_j16_a_worker_with_half_its_threads_stuck_asks_to_be_restarted(app: Duly) -> None:
+def test_j16_a_worker_with_half_its_threads_stuck_requests_a_restart(app: Duly) -> None:
     free = threading.Event()
     asked = []
 
@@ -468,7 +468,7 @@ def steal(app: Duly, job_id: str) -> None:
     app.driver.run(ops.rescue(seen, now=later))
 
 
-def test_j09_a_handler_whose_lease_was_taken_is_told(app: Duly) -> None:
+def test_j09_a_handler_with_a_lost_lease_gets_lease_lost(app: Duly) -> None:
     async def scenario() -> Any:
         began, told_by = asyncio.Event(), []
 
@@ -526,7 +526,7 @@ def test_j21_a_stalled_handler_is_reported_while_its_lease_is_valid(app: Duly) -
 # Parking
 
 
-def test_j19_a_task_that_nobody_knows_is_parked_and_woken_by_a_worker_that_does(app: Duly, tmp_path: Path) -> None:
+def test_j19_an_unknown_task_is_parked_and_woken_by_a_worker_that_knows_it(app: Duly, tmp_path: Path) -> None:
     other = Duly()
     other.database.driver = app.driver
 
@@ -581,7 +581,7 @@ def test_j19_a_newer_schema_version_is_parked_and_woken_by_a_worker_that_knows_i
 # Stopping
 
 
-def test_j18_what_does_not_end_within_the_grace_time_is_released_unburnt(app: Duly) -> None:
+def test_j18_a_job_that_exceeds_the_grace_time_is_released_without_losing_an_attempt(app: Duly) -> None:
     async def scenario() -> Any:
         began, told = asyncio.Event(), []
 
@@ -603,7 +603,7 @@ def test_j18_what_does_not_end_within_the_grace_time_is_released_unburnt(app: Du
     assert [(job.state, job.attempt) for job in found] == [(State.READY, 0)] * 3
 
 
-def test_j18_what_ends_within_the_grace_time_is_recorded(app: Duly) -> None:
+def test_j18_a_job_that_ends_within_the_grace_time_is_recorded(app: Duly) -> None:
     async def scenario() -> Any:
         began = asyncio.Event()
 
@@ -655,7 +655,7 @@ def test_j24_an_enqueue_that_nobody_awaits_is_recorded_before_the_handler_ends(
     assert there == [job.id]
 
 
-def test_j24_what_a_handler_leaves_pending_is_named(app: Duly, caplog: pytest.LogCaptureFixture) -> None:
+def test_j24_pending_tasks_of_a_handler_are_named(app: Duly, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         left = []
 
@@ -681,7 +681,7 @@ def test_j24_what_a_handler_leaves_pending_is_named(app: Duly, caplog: pytest.Lo
 # Logs
 
 
-def test_m04_each_attempt_is_logged_with_what_it_was_about_and_without_its_payload(
+def test_m04_each_attempt_is_logged_with_its_ids_and_without_its_payload(
     app: Duly, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.task(max_attempts=2, backoff=[0.01])
@@ -710,7 +710,7 @@ def test_m04_each_attempt_is_logged_with_what_it_was_about_and_without_its_paylo
     assert not [record for record in caplog.records if "hush" in str(record.__dict__)]
 
 
-def test_m04_a_success_is_told_at_debug_only(app: Duly, caplog: pytest.LogCaptureFixture) -> None:
+def test_m04_a_success_is_logged_at_debug_only(app: Duly, caplog: pytest.LogCaptureFixture) -> None:
     @app.task
     def fine() -> None: ...
 
@@ -723,7 +723,7 @@ def test_m04_a_success_is_told_at_debug_only(app: Duly, caplog: pytest.LogCaptur
 # Slots
 
 
-def test_at_most_so_many_handlers_run_at_once_whatever_their_kind(app: Duly) -> None:
+def test_at_most_concurrency_handlers_of_any_kind_run_at_once(app: Duly) -> None:
     running, most = [0], [0]
     lock = threading.Lock()
 
@@ -788,7 +788,7 @@ def test_contexts_of_handlers_are_their_own(app: Duly) -> None:
     assert (seen, kept) == ([0] * 29, [True] * 29)
 
 
-def test_the_judge_says_of_a_success_without_a_result_what_the_worker_takes_for_known(app: Duly) -> None:
+def test_the_workers_constant_for_a_plain_success_is_what_decide_returns(app: Duly) -> None:
     @app.task
     async def work() -> None: ...
 
@@ -821,7 +821,7 @@ def test_j10_a_lease_that_ended_does_not_take_its_successor_along(app: Duly) -> 
     asyncio.run(scenario())
 
 
-def test_a_worker_of_which_a_part_breaks_does_not_go_on_by_half(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_stops_when_one_of_its_parts_fails(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
     async def breaks(self: Deadlines) -> None:
         raise RuntimeError("broken on purpose")
 
@@ -851,7 +851,7 @@ def test_a_job_whose_backoff_fails_ends_dead_and_frees_its_slot(app: Duly) -> No
     assert app.get(other.id).state is State.SUCCEEDED  # type: ignore[union-attr]
 
 
-def test_j07_what_falls_due_beside_a_backlog_is_ready_within_a_second_also_when_the_worker_was_idle(app: Duly) -> None:
+def test_j07_a_job_due_beside_a_backlog_is_ready_within_a_second_after_idling(app: Duly) -> None:
     order: list[str] = []
 
     @app.task

@@ -50,7 +50,7 @@ def test_r01_fixed_linear_and_listed_delays():
     assert [backoff.delays([60, "5m"]).delay_ms(n, 0) for n in (1, 2, 3)] == [60_000, 300_000, 300_000]
 
 
-def test_r01_a_plain_list_stands_for_a_backoff():
+def test_r01_a_plain_list_is_a_backoff():
     assert backoff.of([1, "5m"]) == backoff.delays([1, "5m"])
     assert backoff.of((1,)) == backoff.delays([1])
     assert backoff.of(backoff.fixed(1)) == backoff.fixed(1)
@@ -62,7 +62,7 @@ def test_r01_anything_else_is_refused_with_the_choices(value):
         backoff.of(value)
 
 
-def test_r01_a_list_stands_for_one_attempt_more_than_it_has_delays():
+def test_r01_a_list_allows_one_attempt_more_than_its_delays():
     assert backoff.attempts_for(backoff.of([1, 5, 30])) == 4
     assert backoff.attempts_for(backoff.exponential()) is None
     assert backoff.attempts_for(backoff.fixed(5)) is None
@@ -78,7 +78,7 @@ def test_r01_a_delay_that_can_never_be_used_is_found():
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(1, 12))
-def test_r01_unused_delays_are_those_no_retry_asks_for(listed, max_attempts):
+def test_r01_unused_delays_are_those_after_the_last_retry(listed, max_attempts):
     policy = backoff.of(listed)
     asked = min(max_attempts - 1, len(listed))
     assert policy.delays_ms[:asked] + backoff.unused_delays(policy, max_attempts) == policy.delays_ms

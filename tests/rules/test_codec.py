@@ -111,7 +111,7 @@ TYPED = st.one_of(
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(TYPED)
-def test_what_is_encoded_comes_back_the_same(pair):
+def test_encoded_values_decode_to_equal_ones(pair):
     value, hint = pair
     text = codec.encode(value)
     assert codec.decode(text, hint) == value
@@ -125,7 +125,7 @@ def test_what_is_encoded_comes_back_the_same(pair):
         lambda i: st.lists(i, max_size=3) | st.dictionaries(ANY_TEXT, i, max_size=3),
     )
 )
-def test_j25_a_payload_holds_nothing_a_database_refuses_and_is_plain_json(value):
+def test_j25_a_payload_is_plain_json_that_every_database_accepts(value):
     text = codec.encode(value)
     text.encode()
     assert "\x00" not in text
@@ -189,7 +189,7 @@ def nested(depth: int) -> list[Any]:
         ({"a": "\x00", "b": float("nan")}, "b is nan"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_with_its_path(value, said):
+def test_a_value_that_cannot_be_stored_is_refused_with_its_path(value, said):
     with pytest.raises(PayloadError) as refused:
         codec.encode(value)
     assert str(refused.value).startswith(said)
@@ -218,7 +218,7 @@ def test_data_of_any_depth_is_stored_or_refused(depth):
         ("[" * 20_000 + "]" * 20_000, Any, "deep"),
     ],
 )
-def test_what_does_not_read_as_asked_is_refused_with_path_and_type(text, hint, said):
+def test_a_value_of_another_type_is_refused_with_path_and_type(text, hint, said):
     with pytest.raises(BadArguments) as refused:
         codec.decode(text, hint)
     assert said in str(refused.value)
@@ -294,7 +294,7 @@ def test_j03_dates_given_as_text_are_taken_as_json_has_them():
     st.dictionaries(st.sampled_from("cxyz"), st.decimals(allow_nan=False), max_size=3),
     ANY_TEXT,
 )
-def test_j03_every_kind_of_parameter_comes_back_as_it_was_given(a, b, rest, more, c):
+def test_j03_every_kind_of_parameter_round_trips(a, b, rest, more, c):
     kwargs = {**more, "c": c}
     args, named = EVERY.decode_call(EVERY.encode_call((a, b, *rest), kwargs))
     bound = EVERY.signature.bind(*args, **named)
@@ -374,7 +374,7 @@ def test_a_default_is_left_to_the_handler_that_runs():
     assert EVERY.decode_call('{"a":1,"b":"2026-01-02"}') == ([1], {"b": dt.date(2026, 1, 2)})
 
 
-def test_without_annotations_plain_json_comes_back():
+def test_without_annotations_plain_json_round_trips():
     text = signature.signature_codec(plain).encode_call((Line("x", decimal.Decimal("1.5")), {1}), {})
     assert signature.signature_codec(plain).decode_call(text)[1] == {
         "a": {"name": "x", "price": "1.5", "tags": []},
@@ -415,7 +415,7 @@ def test_the_context_parameter_is_left_out_and_never_resolved():
         signature.signature_codec(with_ctx)
 
 
-def test_a_nested_handler_may_name_itself_and_what_is_around_it():
+def test_a_nested_handler_may_name_itself_and_enclosing_names():
     class Local(msgspec.Struct):
         n: int
 
@@ -543,7 +543,7 @@ class Untraceable(Exception):
         raise RuntimeError("no")
 
 
-def test_r04_an_error_that_does_not_tell_where_it_comes_from_is_described_all_the_same():
+def test_r04_an_error_without_a_traceback_is_described():
     failure = failures.describe(Untraceable("bad"), called_by=__file__)
     assert (failure.kind, failure.message) == (f"{__name__}.Untraceable", "bad")
     assert failure.traceback == ""
@@ -600,7 +600,7 @@ def noted() -> BaseException:
 
 
 @pytest.mark.parametrize("make", [Mute, deep_recursion, circle, chain, groups, noted, KeyboardInterrupt])
-def test_r04_whatever_the_error_does_it_is_described(make):
+def test_r04_an_error_whose_methods_raise_is_described(make):
     failure = failures.describe(make())
     assert failure.kind
     assert len(failure.message.encode()) <= 8_192
@@ -608,5 +608,5 @@ def test_r04_whatever_the_error_does_it_is_described(make):
     assert len(failure.traceback.encode()) <= 32_768
 
 
-def test_r04_an_error_that_cannot_say_its_message_says_why():
+def test_r04_an_error_without_a_message_has_the_reason():
     assert failures.describe(Mute()).message == "<no text: asking for it raised RuntimeError>"

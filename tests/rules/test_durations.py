@@ -71,7 +71,7 @@ def test_every_public_form_gives_whole_milliseconds(value, ms):
         ("x" * 10_000, "…"),
     ],
 )
-def test_what_is_no_duration_is_refused_with_what_where_and_what_to_do(value, said):
+def test_a_wrong_duration_is_refused_with_its_name_and_the_remedy(value, said):
     with pytest.raises(ConfigError) as refused:
         to_ms(value, what="lease")
     assert str(refused.value).startswith("lease ")
@@ -95,12 +95,12 @@ def test_months_are_not_taken_for_minutes_nor_milliseconds():
         (864_000_000, "10d"),
     ],
 )
-def test_durations_are_said_as_people_do(ms, said):
+def test_durations_are_written_for_people(ms, said):
     assert describe(ms) == said
 
 
 @given(st.integers(0, LONGEST_MS))
-def test_what_is_said_reads_back_the_same(ms):
+def test_a_written_duration_parses_to_the_same_value(ms):
     assert to_ms(describe(ms)) == ms
     assert to_ms(timedelta(milliseconds=ms)) == ms
 

@@ -40,7 +40,7 @@ def test_m01_schema_version_and_payload_ref_belong_to_one_job():
     assert (child.schema_version, child.payload_ref) == (1, None)
 
 
-def test_m01_what_is_given_wins():
+def test_m01_given_fields_win():
     child = child_of(
         Envelope(subject="a", traceparent=TRACE), "p", subject=None, correlation_id="mine", schema_version=2
     )
@@ -92,7 +92,7 @@ def test_m01_a_traceparent_is_taken(text):
         TRACE[1:],
     ],
 )
-def test_m01_what_is_no_traceparent_is_refused(text):
+def test_m01_an_invalid_traceparent_is_refused(text):
     with pytest.raises(ConfigError, match="traceparent"):
         check_traceparent(text)
     with pytest.raises(ConfigError, match="traceparent"):

@@ -54,7 +54,7 @@ def test_all_74_random_bits_are_used(one, other):
 
 
 @given(st.lists(st.integers(-5_000, 5_000), min_size=1, max_size=60))
-def test_ids_rise_whatever_the_clock_does(steps):
+def test_ids_increase_for_any_clock(steps):
     clock = Clock()
     ids, made = Ids(clock, random.Random(1).randbytes), []
     for step in steps:
@@ -134,7 +134,7 @@ def test_forked_children_make_ids_of_their_own_even_when_the_lock_was_held():
     assert min(made[1] - made[0], made[2] - made[1]) > 1_000
 
 
-def test_ids_are_let_go_in_spite_of_the_fork_hook():
+def test_ids_are_garbage_collected_despite_the_fork_hook():
     ids = Ids()
     seen = weakref.ref(ids)
     del ids
@@ -167,7 +167,7 @@ def test_a_fingerprint_does_not_depend_on_the_order_of_keys_or_on_spacing(value)
 
 
 @given(JSON, JSON)
-def test_a_fingerprint_tells_payloads_apart(one, other):
+def test_a_fingerprint_distinguishes_payloads(one, other):
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     assert (fingerprint(json.dumps(one)) == fingerprint(json.dumps(other))) == same
 
@@ -233,7 +233,7 @@ def test_k05_a_key_functions_own_error_is_not_hidden():
         ("a\udc80", "surrogate"),
     ],
 )
-def test_k05_what_cannot_be_a_key_is_refused_with_the_reason(made, said):
+def test_k05_an_invalid_key_is_refused_with_the_reason(made, said):
     with pytest.raises(ConfigError, match=said):
         key_of(made, {})
     with pytest.raises(ConfigError, match=said):

@@ -87,7 +87,7 @@ def test_j26_every_outcome_has_a_change_along_an_arrow_from_running(outcome, att
         assert change.after_ms is None
 
 
-def test_j12_a_crash_comes_back_at_once_and_is_counted():
+def test_j12_a_crashed_job_is_ready_at_once_and_counted():
     assert judge(Crashed(ERROR)) == Change(State.READY, error=ERROR, crashed=True)
     assert judge(Crashed(ERROR), crashes=1).state == State.READY
 
@@ -99,7 +99,7 @@ def test_j12_the_third_crash_ends_the_job_dead_on_its_last_attempt_too():
     assert judge(Crashed(ERROR), crashes=7) == dead
 
 
-def test_j12_what_may_not_be_retried_still_comes_back_after_a_crash():
+def test_j12_a_job_without_retries_still_runs_again_after_a_crash():
     assert judge(Crashed(ERROR), policy=Policy(POLICY.backoff, lambda failure: False)).state == State.READY
 
 
@@ -145,14 +145,14 @@ def test_j23_an_attempt_beyond_the_limit_is_dead_too():
     assert change == Change(State.DEAD, reason=ATTEMPTS_USED_UP, error=ERROR)
 
 
-def test_r02_what_is_not_to_be_retried_is_dead_at_once():
+def test_r02_an_error_that_is_not_retried_is_dead_at_once():
     dead = Change(State.DEAD, reason=NOT_RETRIED, error=ERROR)
     assert judge(Failed(ERROR, retry=False)) == dead
     assert judge(Failed(ERROR, retry=False, after_ms=5)) == dead
     assert judge(Failed(ERROR), policy=Policy(POLICY.backoff, lambda failure: failure.kind == "OSError")) == dead
 
 
-def test_r03_a_failure_waits_as_its_backoff_says():
+def test_r03_a_failure_waits_for_its_backoff():
     assert judge(Failed(ERROR), attempt=3) == Change(State.SCHEDULED, after_ms=20_000, error=ERROR)
     assert judge(Failed(ERROR), attempt=3, chance=0.5).after_ms == 18_000
 

@@ -96,7 +96,7 @@ def test_every_setting_can_come_from_everywhere():
         ({}, {}, "lease = ", "duly.toml is not valid TOML"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_origin(arguments, environ, text, said):
+def test_a_wrong_setting_is_refused_with_its_origin(arguments, environ, text, said):
     with pytest.raises(ConfigError) as refused:
         load(arguments, environ, text)
     assert said in str(refused.value)

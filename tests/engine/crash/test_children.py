@@ -231,7 +231,7 @@ def test_j16_j17_a_timeout_kills_a_process_and_a_cancel_reaches_it(scene: Scene)
         assert told.at - cancelled_at < scene.lease_ms / 3000 + 5.0
 
 
-def test_j12_a_crash_of_a_process_counts_and_hurts_nobody_else(scene: Scene) -> None:
+def test_j12_a_crash_of_a_process_counts_and_affects_no_other_job(scene: Scene) -> None:
     scene.start(concurrency=10)
     others = [*scene.enqueue("burn", payload={"seconds": 0.5}), *scene.enqueue("nap", payload={"seconds": 2.0})]
     crashing = [scene.enqueue("crash", payload={"how": how})[0] for how in ("exit", "segfault", "kill", "memory")]
@@ -245,7 +245,7 @@ def test_j12_a_crash_of_a_process_counts_and_hurts_nobody_else(scene: Scene) -> 
         assert scene.what(job) == [(1, "begin"), (1, "end")]
 
 
-def test_j12_a_process_goes_with_its_worker_killed_or_stopped(scene: Scene) -> None:
+def test_j12_a_process_ends_with_its_worker_killed_or_stopped(scene: Scene) -> None:
     worker = scene.start(concurrency=2, grace="300ms")
     [job] = scene.enqueue("burn", payload={"seconds": 30.0})
     child = scene.wait_for(job, "begin").pid

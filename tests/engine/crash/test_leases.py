@@ -24,7 +24,7 @@ def assert_rescued_in_time(scene: Scene, job: str, since: float, worker: Process
     assert rescued.at - since < scene.lease_ms / 3000 + 1.0 + SLACK_SECONDS
 
 
-def test_j11_a_killed_workers_jobs_are_running_again_soon_in_a_worker_that_is_there(scene: Scene) -> None:
+def test_j11_a_killed_workers_jobs_soon_run_in_a_living_worker(scene: Scene) -> None:
     first = scene.start(concurrency=2)
     jobs = [scene.enqueue(task, payload={"seconds": 20.0})[0] for task in ("nap", "doze")]
     assert {scene.wait_for(job, "begin").pid for job in jobs} == {first.pid}
@@ -38,7 +38,7 @@ def test_j11_a_killed_workers_jobs_are_running_again_soon_in_a_worker_that_is_th
         assert scene.row(job) == ("succeeded", 2, 0)
 
 
-def test_j11_a_killed_workers_job_is_running_again_soon_in_a_worker_that_comes_later(scene: Scene) -> None:
+def test_j11_a_killed_workers_job_soon_runs_in_a_worker_started_later(scene: Scene) -> None:
     first = scene.start(concurrency=2)
     [job] = scene.enqueue("nap", payload={"seconds": 0.5})
     scene.wait_for(job, "begin")
@@ -92,7 +92,7 @@ def test_j10_a_worker_whose_loop_is_blocked_for_longer_loses_its_job_and_changes
     scene.wait_for(after, "end")
 
 
-def test_j10_a_worker_stopped_for_three_leases_changes_nothing_and_its_handlers_are_told(scene: Scene) -> None:
+def test_j10_a_worker_stopped_for_three_leases_changes_nothing_and_its_handlers_get_lease_lost(scene: Scene) -> None:
     first = scene.start(concurrency=4)
     jobs = [
         *scene.enqueue("talk", payload={"seconds": 2.5}),
@@ -120,7 +120,7 @@ def test_j10_a_worker_stopped_for_three_leases_changes_nothing_and_its_handlers_
     assert alive(first.pid)
 
 
-def test_j25_a_job_that_dies_in_a_rescue_is_told_of_as_dead(scene: Scene) -> None:
+def test_j25_a_job_that_dies_in_a_rescue_is_logged_as_dead(scene: Scene) -> None:
     first = scene.start()
     [job] = scene.enqueue("nap", payload={"seconds": 20.0}, max_attempts=1)
     scene.wait_for(job, "begin")

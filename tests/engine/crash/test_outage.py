@@ -40,7 +40,7 @@ def nobody_was_blamed(scene: Scene) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_j10_workers_go_on_by_themselves_after_a_restart_and_run_nothing_twice(
+def test_j10_workers_continue_after_a_restart_and_run_nothing_twice(
     mode: Mode, server: PostgresServer, scene: Scene
 ) -> None:
     for _ in range(2):

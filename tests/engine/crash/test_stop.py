@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 SLACK_SECONDS = 5.0  # for a busy machine; the handlers would take 20, and the proof (P15) measures
 
 
-def test_j18_a_worker_told_to_stop_under_load_loses_nothing_and_burns_no_attempt(scene: Scene) -> None:
+def test_j18_a_worker_stopped_under_load_loses_no_job_and_no_attempt(scene: Scene) -> None:
     first = scene.start(concurrency=10, grace="1s")
     long = [*scene.enqueue("nap", 2, payload={"seconds": 20.0}), *scene.enqueue("talk", 2, payload={"seconds": 20.0})]
     within = [*scene.enqueue("nap", payload={"seconds": 0.8}), *scene.enqueue("doze", payload={"seconds": 0.8})]

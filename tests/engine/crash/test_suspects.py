@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAYS = ("exit", "segfault", "kill", "memory")
 
 
-def test_j12_what_a_killed_worker_held_runs_alone_in_another_process_and_none_dies(scene: Scene) -> None:
+def test_j12_jobs_of_a_killed_worker_run_alone_in_another_process_and_none_dies(scene: Scene) -> None:
     first = scene.start(concurrency=20)
     jobs = [
         *scene.enqueue("nap", 10, payload={"seconds": 20.0}),
@@ -112,7 +112,7 @@ def test_j12_where_no_process_can_be_started_suspects_run_alone_in_the_emptied_w
     assert_alone(scene, set(jobs))
 
 
-def test_j12_a_slow_innocent_is_not_blamed_for_what_kills_the_worker_of_its_process(scene: Scene) -> None:
+def test_j12_a_slow_job_is_not_blamed_for_the_death_of_its_worker(scene: Scene) -> None:
     """Its worker may die, again and again, of what runs in the worker itself."""
     first = scene.start(concurrency=2)
     [job] = scene.enqueue("talk", payload={"seconds": 1.0}, max_attempts=8)
