@@ -1,4 +1,4 @@
-"""`duly enqueue module:app TASK ARGS`: add a job from a shell, and wait for its end if you like."""
+"""`duly enqueue module:app TASK ARGS`: adds a job from a shell, and optionally waits for its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from duly.app.job import Job
 from duly.app.locate import find_app
 from duly.app.task import Task
 from duly.cli import output
-from duly.cli.options import json_option
+from duly.cli.options import URL_OF_APP, json_option
 from duly.cli.queues import did_you_mean
 from duly.cli.wait_for_database import is_away
 from duly.duly import Duly
@@ -34,7 +34,7 @@ from duly.store import ops
 T = TypeVar("T")
 
 FIRST_LOOK_S, LAST_LOOK_S, AWAY_LOOK_S = 0.005, 0.25, 1.0
-LATE_S = 60  # clocks differ and scripts take their time: what is past by less is meant to run now
+LATE_S = 60  # clocks differ and scripts take time: a moment this little in the past means now
 
 
 @click.command()
@@ -44,27 +44,15 @@ LATE_S = 60  # clocks differ and scripts take their time: what is past by less i
 @click.option("--delay", metavar="DURATION", help="Not before this time has passed, such as 5m.")
 @click.option("--at", metavar="WHEN", help="Not before then, such as 2030-01-31T12:00+01:00; UTC if it names no zone.")
 @click.option("--key", help="Enqueue nothing if a job of this task with this key is there already.")
-@click.option("--priority", type=int, help="Higher goes first. Default: that of the task.")
-@click.option("--queue", help="Another queue than that of the task.")
-@click.option("--subject", help="What the job is about, for the record.")
-@click.option("--wait", is_flag=True, help="Wait for the end of the job, and print its result.")
+@click.option("--priority", type=int, help="A higher priority runs first. Default: that of the task.")
+@click.option("--queue", help="The queue, instead of that of the task.")
+@click.option("--subject", help="A note for the record, such as an order number.")
+@click.option("--wait", is_flag=True, help="Wait until the job has ended, and print its result.")
 @click.option("--timeout", metavar="DURATION", help="With --wait: how long. Default: as long as it takes.")
-@click.option("--url", help="The database, instead of the one that the app names. [$DULY_URL, if the app names none]")
+@URL_OF_APP
 @json_option
 def command(
-    target: str,
-    task_name: str,
-    arguments: str | None,
-    delay: str | None,
-    at: str | None,
-    key: str | None,
-    priority: int | None,
-    queue: str | None,
-    subject: str | None,
-    wait: bool,
-    timeout: str | None,
-    url: str | None,
-    as_json: bool,
+    target: str, task_name: str, arguments: str | None, timeout: str | None, wait: bool, as_json: bool, **given: Any
 ) -> None:
     """Enqueue a job.
 
@@ -81,27 +69,26 @@ def command(
     nothing was written.
     """
     if timeout is not None and not wait:
-        raise ConfigError("--timeout says how long to wait: give --wait with it")
+        raise ConfigError("--timeout limits --wait: give --wait too")
     patience_ms = None if timeout is None else to_ms(timeout, what="--timeout")
-    app = find_app(target, Duly, url=url)
+    app = find_app(target, Duly, url=given.pop("url"))
     try:
         task = find_task(app, target, task_name)
         if wait:
             _refuse_traceless(app, task)
-        task = task.using(**_due(delay, at), key=key, priority=priority, queue=queue, subject=subject)
+        task = task.using(**_due(given.pop("delay"), given.pop("at")), **given)
         job = _enqueue(app, task, read_arguments(arguments))
-        if queue is not None:
-            _warn_of_queue(app, queue)
+        _warn_of_queue(app, given["queue"])
         if wait:
             _wait(app, target, job, patience_ms, as_json)
         else:
-            _tell_id(job, as_json)
+            _print_id(job, as_json)
     finally:
         app.close()
 
 
 def find_task(app: Duly, target: str, name: str) -> Task[..., Any, Any]:
-    """Find a task by its name or an alias, or say which one was meant."""
+    """Find a task by its name or an alias; the error suggests the most similar name."""
     if name in app.tasks:
         return app.tasks[name]
     if not app.tasks:
@@ -113,10 +100,10 @@ def find_task(app: Duly, target: str, name: str) -> Task[..., Any, Any]:
 
 
 def _refuse_traceless(app: Duly, task: Task[..., Any, Any]) -> None:
-    """Refuse to wait for what nobody will be able to see the end of."""
+    """Refuse to wait for a job whose success leaves no row."""
     kept_ms = app.settings.keep_ms if task.definition.keep_ms is None else task.definition.keep_ms
     if kept_ms == 0:
-        raise ConfigError(f"{task.name} has keep=0, so success leaves nothing to wait for: leave --wait away")
+        raise ConfigError(f"{task.name} has keep=0, so success leaves nothing to wait for: omit --wait")
 
 
 def _due(delay: str | None, at: str | None) -> dict[str, Any]:
@@ -129,7 +116,7 @@ def _due(delay: str | None, at: str | None) -> dict[str, Any]:
 
 
 def _moment(text: str) -> datetime:
-    """Read a moment; one that is past is a slip, and what it would start at once could not be called back."""
+    """Read a moment. One in the past is a mistake: the job would start at once."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -140,7 +127,7 @@ def _moment(text: str) -> datetime:
     late_s = time.time() - at.timestamp()
     if late_s > LATE_S:
         ago = output.age(int(late_s * 1000))
-        raise ConfigError(f"--at is {text}, which is past since {ago}: leave it away to have the job run now")
+        raise ConfigError(f"--at is {text}, which is {ago} in the past: omit it to run the job now")
     return at
 
 
@@ -185,7 +172,7 @@ def _shown(text: str) -> str:
 
 
 def _enqueue(app: Duly, task: Task[..., Any, Any], given: Any) -> Job[Any]:
-    """Check the arguments and add the job; a file that is made by it is told of."""
+    """Check the arguments and add the job; print the path of a database file that this creates."""
     path = app.settings.url.path
     is_new = path is not None and not os.path.exists(path)
     try:
@@ -194,14 +181,14 @@ def _enqueue(app: Duly, task: Task[..., Any, Any], given: Any) -> Job[Any]:
     except PayloadError as error:
         raise ConfigError(str(error)) from error
     if is_new:
-        _say(f"made the database {Path(path or '').absolute()}")
+        _say(f"created the database {Path(path or '').absolute()}")
     if job.deduplicated:
         _say(f"job {job.id} has this key already: nothing was added")
     return job
 
 
 def _typed(task: Task[..., Any, Any], given: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Read the arguments as the task's own types, which is what a function that makes its key takes."""
+    """Convert the arguments to the types of the task: its function for the key takes these."""
     reader = task.definition.codec
     if isinstance(given, list):
         return reader.decode_call(reader.encode_call(given, {}))
@@ -212,81 +199,83 @@ def _typed(task: Task[..., Any, Any], given: Any) -> tuple[list[Any], dict[str, 
     return reader.decode_call(text)
 
 
-def _warn_of_queue(app: Duly, queue: str) -> None:
-    """Warn of a queue that no task has and nobody serves: it may be misspelt."""
+def _warn_of_queue(app: Duly, queue: str | None) -> None:
+    """Warn of a queue that no task has and no worker serves: it may be misspelt."""
+    if queue is None:
+        return
     known = {task.definition.queue for task in app.tasks.values()}
-    with suppress(StoreError):  # the job is enqueued: nothing may fail now
+    with suppress(StoreError):  # the job is enqueued: the command must not fail now
         if queue not in known:
             known |= {name for worker in app.driver.run(ops.workers()) if worker.alive for name in worker.queues}
     if queue not in known:
         _say(f"no task of this app has the queue {queue!r} and no living worker serves it{did_you_mean(queue, known)}")
 
 
-def _tell_id(job: Job[Any], as_json: bool) -> None:
+def _print_id(job: Job[Any], as_json: bool) -> None:
     if as_json:
         output.answer_json({"id": job.id, "deduplicated": job.deduplicated})
         return
     click.echo(job.id)
     if sys.stderr.isatty():
-        _say(f"look at it with: duly jobs show {job.id}")
+        _say(f"show it with: duly jobs show {job.id}")
 
 
 def _wait(app: Duly, target: str, job: Job[Any], patience_ms: int | None, as_json: bool) -> None:
-    """Wait for the end of a job and tell its result; whatever happens here, the job goes on."""
+    """Wait until a job has ended and print its result. The job continues if the wait is interrupted."""
     _say(f"waiting for job {job.id}")
     patience = Patience(job.id, patience_ms)
     try:
-        _tell_obstacle(patience.ask(lambda: app.driver.run(ops.why(job.id))), target)
+        _print_obstacle(patience.ask(lambda: app.driver.run(ops.why(job.id))), target)
         _wait_for_end(app, job, patience)
-        patience.ask(lambda: _tell_end(app, job, as_json))
+        patience.ask(lambda: _print_end(app, job, as_json))
     except KeyboardInterrupt:
-        _say(f"stopped waiting; job {job.id} goes on. Look at it with: duly jobs show {job.id}")
+        _say(f"stopped waiting; job {job.id} continues. Show it with: duly jobs show {job.id}")
         sys.exit(1)
     except OutOfTime:
         late = durations.describe(patience_ms or 0)
-        _say(f"job {job.id} has not ended within {late}, and goes on. Look at it with: duly why {job.id}")
+        _say(f"job {job.id} has not ended within {late}, and continues. Find the reason with: duly why {job.id}")
         sys.exit(1)
 
 
 class OutOfTime(Exception):
-    """The time of --timeout is over."""
+    """--timeout is over."""
 
 
 class Patience:
-    """Waits as long as --timeout allows, also for a database that is away."""
+    """Waits up to --timeout, also for a database that is down."""
 
     def __init__(self, job_id: str, patience_ms: int | None) -> None:
         self._job_id = job_id
         self._give_up_at = None if patience_ms is None else time.monotonic() + patience_ms / 1000
-        self._told = False
+        self._printed = False
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Ask the database, again and again while it is away."""
+        """Query the database, and retry while it is down."""
         while True:
             try:
                 return question()
             except StoreError as error:
                 if not is_away(error):
                     raise
-                self._tell(error)
+                self._print_outage(error)
                 self.rest(AWAY_LOOK_S)
 
     def rest(self, seconds: float) -> None:
-        """Sleep, but not beyond the time that there is."""
+        """Sleep, at most until --timeout is over."""
         left = seconds if self._give_up_at is None else self._give_up_at - time.monotonic()
         if left <= 0:
             raise OutOfTime
         time.sleep(min(seconds, left))
 
-    def _tell(self, error: StoreError) -> None:
-        if not self._told:
-            click.echo("\r\x1b[K" if sys.stderr.isatty() else "", err=True, nl=False)  # how far it is stands there
-            _say(f"the database is away, and waited for; job {self._job_id} goes on. {output.reason(error)}")
-        self._told = True
+    def _print_outage(self, error: StoreError) -> None:
+        if not self._printed:
+            click.echo("\r\x1b[K" if sys.stderr.isatty() else "", err=True, nl=False)  # over the line with the progress
+            _say(f"the database is down, waiting for it; job {self._job_id} continues. {output.reason(error)}")
+        self._printed = True
 
 
-def _tell_obstacle(why: Why | None, target: str) -> None:
-    """Say at once what keeps the job from running, where something does."""
+def _print_obstacle(why: Why | None, target: str) -> None:
+    """Print what keeps the job from running."""
     if why is None or why.gate in ("ended", "lease"):
         return
     for gate in (Gate(why.gate, why.sentence), *why.others):
@@ -300,27 +289,27 @@ def _tell_obstacle(why: Why | None, target: str) -> None:
 
 
 def _wait_for_end(app: Duly, job: Job[Any], patience: Patience) -> None:
-    """Wait until the job has ended, showing how far it is."""
+    """Wait until the job has ended, and show its progress."""
     pause = FIRST_LOOK_S
     with Line() as line:
         while True:
             record = patience.ask(lambda: app.get(job.id))
             if record is None or record.state.ended:
                 return
-            line.show(_how_far(record))
+            line.show(_progress(record))
             patience.rest(pause)
             pause = min(pause * 1.5, LAST_LOOK_S)
 
 
 class Line:
-    """One line on a terminal that is written over; nothing elsewhere."""
+    """A line on a terminal that is overwritten; nothing elsewhere."""
 
     def __init__(self) -> None:
         self._on = sys.stderr.isatty()
         self._shown = ""
 
     def show(self, text: str) -> None:
-        """Write over what was shown before."""
+        """Overwrite the line."""
         if self._on and text != self._shown:
             click.echo(f"\r\x1b[K{output.plain(text)}", err=True, nl=False)
             self._shown = text
@@ -333,15 +322,15 @@ class Line:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
-def _how_far(record: JobRecord) -> str:
+def _progress(record: JobRecord) -> str:
     done = "" if record.progress is None else f" {record.progress:.0f} %"
     message = f" {' '.join(record.progress_message.split())[:60]}" if record.progress_message else ""
     return f"{record.state.value}{done}{message}"
 
 
-def _tell_end(app: Duly, job: Job[Any], as_json: bool) -> None:
+def _print_end(app: Duly, job: Job[Any], as_json: bool) -> None:
     try:
-        # Written and read as plain data, for a result may be of any type.
+        # As plain data: a result may have any type.
         result = codec.decode(codec.encode(job.result(timeout=0)), Any)
     except (JobDead, JobCancelled):
         if as_json:

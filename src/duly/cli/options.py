@@ -8,12 +8,51 @@ from typing import Any, TypeVar
 import click
 
 from duly.app.filters import user
+from duly.cli import logs
 from duly.model import State
 from duly.rules.durations import to_ms
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 SHORTEST_INTERVAL_MS = 100
+
+
+URL_OF_APP = click.option(
+    "--url", help="The database, instead of the one that the app names. [$DULY_URL, if the app names none]"
+)
+
+
+def worker_options(command: C) -> C:
+    """Add the options of commands that run a worker until it is stopped."""
+    for option in (
+        click.option(
+            "--log-level",
+            type=click.Choice(logs.LEVELS, case_sensitive=False),
+            default="info",
+            show_default=True,
+            envvar="DULY_LOG_LEVEL",
+            help="The lowest level to log. Successes are logged at debug. [$DULY_LOG_LEVEL]",
+        ),
+        URL_OF_APP,
+        click.option(
+            "--queues",
+            multiple=True,
+            envvar="DULY_QUEUES",
+            metavar="NAME[:LIMIT],…",
+            help="Queues to serve, each with how many of its jobs run at once in a process. "
+            "Default: those of the app's tasks. [$DULY_QUEUES]",
+        ),
+        click.option(
+            "--concurrency",
+            type=click.IntRange(1),
+            default=10,
+            show_default=True,
+            envvar="DULY_CONCURRENCY",
+            help="How many jobs run at once in a process. [$DULY_CONCURRENCY]",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def filter_options(command: C) -> C:

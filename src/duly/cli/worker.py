@@ -1,4 +1,4 @@
-"""`duly worker module:app`: run the jobs of an app until told to stop."""
+"""`duly worker module:app`: runs the jobs of an app until it is stopped."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from duly import __version__
 from duly.app.app import App
 from duly.app.locate import find_app
 from duly.cli import logs, wait_for_database
+from duly.cli.options import worker_options
 from duly.cli.shutdown import Ending, leave
 from duly.cli.supervisor import RESTART, Supervisor, command_line
 from duly.duly import Duly
@@ -29,7 +30,9 @@ from duly.worker.worker import Worker
 
 log = logging.getLogger("duly.worker")
 
-OTHER_SQLITE = "it brings an SQLite of its own: two on one file drop each other's locks, so keep it to other files"
+OTHER_SQLITE = (
+    "it has its own SQLite: two libraries on one file drop each other's locks, so use it for other files only"
+)
 FAREWELL = "stopping: running jobs have {grace}; Ctrl-C again gives them back at once"
 STUCK = "half of its threads are stuck"
 DURABILITY = {
@@ -42,14 +45,7 @@ DURABILITY = {
 
 @click.command()
 @click.argument("target", metavar="MODULE:APP", type=click.Path())
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    envvar="DULY_CONCURRENCY",
-    help="How many jobs run at once in a process. [$DULY_CONCURRENCY]",
-)
+@worker_options
 @click.option(
     "--processes",
     type=click.IntRange(1),
@@ -58,24 +54,7 @@ DURABILITY = {
     envvar="DULY_PROCESSES",
     help="How many processes. [$DULY_PROCESSES]",
 )
-@click.option(
-    "--queues",
-    multiple=True,
-    envvar="DULY_QUEUES",
-    metavar="NAME[:LIMIT],…",
-    help="Queues to serve, each with how many of its jobs run at once in a process. "
-    "Default: those of the app's tasks. [$DULY_QUEUES]",
-)
 @click.option("--grace", help="How long running jobs may go on after SIGTERM. Default: 30s. [$DULY_GRACE]")
-@click.option("--url", help="The database, instead of the one that the app names. [$DULY_URL, if the app names none]")
-@click.option(
-    "--log-level",
-    type=click.Choice(logs.LEVELS, case_sensitive=False),
-    default="info",
-    show_default=True,
-    envvar="DULY_LOG_LEVEL",
-    help="What to log. Each success is told at debug. [$DULY_LOG_LEVEL]",
-)
 @click.option(
     "--log-json",
     "--json",
@@ -86,20 +65,12 @@ DURABILITY = {
 )
 @click.option("--lifeline", type=int, hidden=True)
 def command(
-    target: str,
-    concurrency: int,
-    processes: int,
-    queues: tuple[str, ...],
-    grace: str | None,
-    url: str | None,
-    log_level: str,
-    log_json: bool,
-    lifeline: int | None,
+    target: str, url: str | None, grace: str | None, processes: int, log_json: bool, lifeline: int | None, **given: Any
 ) -> None:
     """Run the jobs of an app.
 
     MODULE:APP is imported with the current folder first on the path; tasks.py or tasks alone will do where there is
-    only one app. A database that is away is waited for.
+    only one app. It waits for a database that is down.
 
     Examples:
       duly worker tasks:app
@@ -110,38 +81,35 @@ def command(
     Signals: SIGTERM or Ctrl-C lets running jobs end within the grace time, then gives the rest back; a second one does
     so at once. Exit codes: 0 stopped, 1 failed, 2 wrong usage.
     """
-    logs.configure(log_level, as_json=log_json)
+    logs.configure(given["log_level"], as_json=log_json)
     ending = Ending()
     ending.hear(lifeline)
     folder = Path.cwd()
     app = find_app(target, Duly, url=url)
     grace_ms = app.settings.grace_ms if grace is None else to_ms(grace, what="--grace")
-    options = {"concurrency": concurrency, "queues": read_queues(queues), "grace": timedelta(milliseconds=grace_ms)}
-    serving = Serving(app, ending, options, supervised=lifeline is not None, folder=folder)
+    serving = Serving(app, ending, options_of(given, grace_ms), supervised=lifeline is not None, folder=folder)
     if lifeline is None:
         about = serving.reach(remedy=migration(target, app, url), as_json=log_json)
-        tell_first_lines(serving.worker, about, processes=processes, as_json=log_json)
-        warn_of_slips(serving.worker)
+        print_first_lines(serving.worker, about, processes=processes, as_json=log_json)
+        warn_of_mistakes(serving.worker)
     farewell = FAREWELL.format(grace=describe(grace_ms)) if sys.stderr.isatty() and not log_json else None
     if processes > 1:
         app.close()
-        words = ["--processes", "1", "--concurrency", str(concurrency), "--grace", f"{grace_ms}ms"]
-        words += ["--log-level", log_level, *(["--log-json"] if log_json else [])]
-        words += [word for queue in queues for word in ("--queues", queue)]
+        words = ["--processes=1", f"--grace={grace_ms}ms", *words_of(given), *(["--log-json"] if log_json else [])]
         sys.exit(Supervisor(command_line("worker", target, *words), processes, farewell=farewell).run())
     if farewell and lifeline is None:
-        app.events.listen(lambda name, fields: _say_farewell(name, fields, farewell))
+        app.events.listen(lambda name, fields: _print_farewell(name, fields, farewell))
     serving.run(grace_ms / 1000)
 
 
-def _say_farewell(name: str, fields: Mapping[str, Any], farewell: str) -> None:
-    """Say on a terminal why the worker is still there after Ctrl-C."""
+def _print_farewell(name: str, fields: Mapping[str, Any], farewell: str) -> None:
+    """Print on a terminal why the worker still runs after Ctrl-C."""
     if name == "worker.stopping" and fields["running"]:
         click.echo(farewell, err=True)
 
 
 class Serving:
-    """One worker in this process, from its first look at the database to the end of the process."""
+    """One worker in this process, from its first connection to the end of the process."""
 
     def __init__(self, app: Duly, ending: Ending, options: dict[str, Any], *, supervised: bool, folder: Path) -> None:
         self._app = app
@@ -152,15 +120,15 @@ class Serving:
         self.worker: Worker = app.worker(**options, signals=False, on_stuck=self._stuck)
 
     def reach(self, *, remedy: str, as_json: bool) -> About:
-        """Ask the database about itself; while it is away, say so and wait."""
+        """Connect to the database; while it is down, print that and wait."""
         return wait_for_database.reach(self._app, self.worker.id, self._ending, remedy=remedy, as_json=as_json)
 
     def run(self, grace_s: float) -> None:
-        """Work until told to stop; begin anew instead when too many threads are stuck."""
+        """Run until stopped; restart when too many threads are stuck."""
         asyncio.run(self._run(grace_s))
         self._app.close()
-        if self._begins_anew:
-            self._begin_anew()
+        if self._restarts:
+            self._restart_process()
 
     async def _run(self, grace_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -170,20 +138,20 @@ class Serving:
         except BaseException:
             self._ending.over(lambda: leave(1))
             raise
-        # Nothing of ours is left to do, but threads of handlers may keep the process from ending.
-        self._ending.over(self._begin_anew if self._begins_anew else lambda: leave(0))
+        # The worker is done, but threads of handlers may keep the process from exiting.
+        self._ending.over(self._restart_process if self._restarts else lambda: leave(0))
 
     def _stuck(self) -> None:
-        """Hear that half of the threads are stuck. They cannot be freed, only left behind with their process."""
+        """Handle that half of the threads are stuck: they end only with their process."""
         if not self._restart:
             log.error("worker.restarting", extra={"worker": self.worker.id, "why": STUCK})
         self._restart = True
 
     @property
-    def _begins_anew(self) -> bool:
+    def _restarts(self) -> bool:
         return self._restart and not self._ending.asked
 
-    def _begin_anew(self) -> None:
+    def _restart_process(self) -> None:
         if self._supervised:
             leave(RESTART)
         sys.stdout.flush()
@@ -192,8 +160,20 @@ class Serving:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
+def options_of(given: Mapping[str, Any], grace_ms: int) -> dict[str, Any]:
+    """Give the options of a worker."""
+    queues = read_queues(given["queues"])
+    return {"concurrency": given["concurrency"], "queues": queues, "grace": timedelta(milliseconds=grace_ms)}
+
+
+def words_of(given: Mapping[str, Any]) -> list[str]:
+    """Write options as words, for the command of another process."""
+    words = ["--concurrency", str(given["concurrency"]), "--log-level", given["log_level"]]
+    return [*words, *(word for queue in given["queues"] for word in ("--queues", queue))]
+
+
 def read_queues(texts: Iterable[str]) -> dict[str, int | None] | None:
-    """Read `mail:3,default`, given once or several times; None where nothing is given."""
+    """Read `mail:3,default`, given once or several times; None if nothing is given."""
     limits: dict[str, int | None] = {}
     for part in ",".join(texts).split(","):
         name, colon, limit = part.strip().partition(":")
@@ -206,13 +186,13 @@ def read_queues(texts: Iterable[str]) -> dict[str, int | None] | None:
 
 
 def migration(target: str, app: Duly, url: str | None) -> str:
-    """Write the command that makes the tables of the database that these words mean."""
+    """Write the command that creates the tables in this database."""
     words = ["duly", "migrate", "--app", target, *(["--url", str(app.settings.url)] if url is not None else [])]
     return shlex.join(words)
 
 
-def tell_first_lines(worker: Worker, about: About, *, processes: int, as_json: bool) -> None:
-    """Say what runs here and on what."""
+def print_first_lines(worker: Worker, about: About, *, processes: int, as_json: bool) -> None:
+    """Print the worker and its database."""
     if as_json:
         log.info("worker.about", extra=_facts(worker, about, processes))
         return
@@ -234,7 +214,7 @@ def _facts(worker: Worker, about: About, processes: int) -> dict[str, Any]:
         **({"supervisor": f"pid {os.getpid()}"} if processes > 1 else {"worker": f"{worker.id}, pid {os.getpid()}"}),
     }
     if about.store == "SQLite" and _has_wal_hazard():
-        facts["caution"] = "this SQLite has a bug that can damage a file; duly steers around it (more: duly doctor)"
+        facts["caution"] = "this SQLite has a bug that can damage a file; duly avoids it (more: duly doctor)"
     return facts
 
 
@@ -256,12 +236,12 @@ def _other_libraries(app: App) -> list[str]:
     return other_libraries()
 
 
-def warn_of_slips(worker: Worker) -> None:
-    """Warn of what is allowed but seldom meant: another SQLite library, no tasks at all, queues that no task has."""
+def warn_of_mistakes(worker: Worker) -> None:
+    """Warn of probable mistakes: another SQLite library, no tasks, queues that no task has."""
     for name in _other_libraries(worker.app):
         log.warning("worker.other_sqlite", extra={"library": name, "hint": OTHER_SQLITE})
     if not worker.app.tasks:
-        log.warning("worker.no_tasks", extra={"hint": "there is nothing it could run: define tasks with @app.task"})
+        log.warning("worker.no_tasks", extra={"hint": "there is nothing to run: define tasks with @app.task"})
         return
     known = {task.definition.queue for task in worker.app.tasks.values()} | {"default"}
     for name in worker.queues:
