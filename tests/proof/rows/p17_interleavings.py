@@ -606,7 +606,7 @@ def _filling(made: Made, sizes: Sequence[int]) -> Script:
             chunks = [work._new_jobs([work.call(n) for n in islice(places, size)]) for size in sizes]
             batch = Batch(app.tasks, batches.open_batch(made.id, "b", key="k"))
             batch._opened, batch._place = batches.Opened(made.id, "b", "k", 0), 0
-            going[:] = [batch._adding(work, chunks, 0)]
+            going[:] = [batch._adding(batch._request(work), chunks, 0)]
         try:
             return going[0].send(answers[-1] if answers else None)
         except StopIteration:
