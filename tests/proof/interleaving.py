@@ -1,9 +1,8 @@
 """Operations interleaved statement by statement in PostgreSQL sessions, in every order that their locks allow.
 
-Each session runs its operations in transactions of its own, with begin and commit. One step is one statement or one
-commit; a statement that waits for a lock leaves the others to go on, and ends when the lock comes. Which session makes
-the next step is chosen from a tree that remembers what was run: at random, but never the same order twice, and all of
-them where there are few enough.
+Each session runs its operations in its own transactions. A step is one statement or one commit. While a statement waits
+for a lock, the other sessions go on. A tree of the orders that have run chooses the next session: at random, never the
+same order twice, and all orders if there are few enough.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from tests.contract import stores
 
 TABLES = tuple(dict.fromkeys((*stores.TABLES, "duly_lane")))
 
-# Settings of the server: nothing of its own holds a lock, and who waits for each other is told soon.
+# Settings of the server: it takes no locks of its own, and detects deadlocks early.
 CALM = {"autovacuum": "off", "deadlock_timeout": "20ms", "synchronous_commit": "off", "jit": "off"}
 
 _READS, _JOINS = ("seqscan", "indexscan", "indexonlyscan", "bitmapscan"), ("nestloop", "hashjoin", "mergejoin")
 
 
 def _only(*allowed: str, also_off: Iterable[str] = ()) -> str:
-    """Make the options of a session whose planner is left these ways only."""
+    """Return the options of a session whose planner may only use these methods."""
     off = [*(way for way in (*_READS, *_JOINS) if way not in allowed), *also_off]
     return " ".join(("-c plan_cache_mode=force_generic_plan", *(f"-c enable_{way}=off" for way in off)))
 
@@ -42,53 +41,36 @@ PLANS = {
     "bitmap, merge": _only("bitmapscan", "mergejoin"),
 }
 
-# What one session does: operations, or lists of them that commit as one; some are made from the answers so far.
+# The operations of one session: one each commit, or several as a tuple. A callable makes one from the answers so far.
 Batch: TypeAlias = "Op[Any] | tuple[Op[Any], ...]"
 Script: TypeAlias = Sequence["Batch | Callable[[list[Any]], Op[Any] | None]"]
-LOCK_SECONDS = 0.002  # how long a statement may take before we ask whether it waits
+LOCK_SECONDS = 0.002  # a statement that takes longer may be waiting for a lock
 STUCK_SECONDS = 10.0
 
 
 @dataclass
 class Outcome:
-    """What one order of steps came to."""
+    """The result of one order of steps."""
 
     order: list[int]
     answers: list[list[Any]]  # of each session, one of each operation
     errors: list[str]
-    begun: list[int | None]  # at which place in the order each session made its first step
-    ended: list[int | None]  # and at which it had committed its last
+    begun: list[int | None]  # the place in the order of each session's first step
+    ended: list[int | None]  # and of its last commit
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def answer(self, session: int) -> Any:
-        """Give the last answer of a session."""
-        return self.answers[session][-1]
-
     def before(self, one: int, other: int) -> bool:
-        """Say whether one session had committed everything before the other made its first step."""
+        """Whether one session had committed everything before the other's first step."""
         ended, begun = self.ended[one], self.begun[other]
         return ended is not None and begun is not None and ended < begun
 
     def rows(self, table: str, **fields: Any) -> list[dict[str, Any]]:
-        """Find rows of a table, by the name without its prefix."""
+        """Return the rows of a table with these values; its name has no prefix here."""
         return [row for row in self.tables[table] if all(row[name] == value for name, value in fields.items())]
-
-    def live(self, job_id: str) -> dict[str, Any] | None:
-        """Give the row of a live job."""
-        return next(iter(self.rows("job", id=job_id)), None)
-
-    def done(self, job_id: str) -> dict[str, Any] | None:
-        """Give the row of an ended job."""
-        return next(iter(self.rows("done", id=job_id)), None)
-
-    def state(self, job_id: str) -> str | None:
-        """Say in which state a job is, wherever it stands."""
-        row = self.live(job_id) or self.done(job_id)
-        return None if row is None else str(row["state"])
 
 
 class Orders:
-    """The orders of steps there are, as far as they are known, and which of them have been run."""
+    """The known orders of steps, and which of them have run."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -97,11 +79,11 @@ class Orders:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every order has been run."""
+        """Whether every order has run."""
         return self._root.finished
 
     def choose(self, ready: Sequence[int]) -> int:
-        """Choose who makes the next step, so that the whole is an order that was not run yet."""
+        """Choose the session of the next step, so that the order is a new one."""
         for one in ready:
             self._at.next.setdefault(one, _Node())
         chosen = self._chance.choice([one for one in ready if not self._at.next[one].finished] or list(ready))
@@ -110,7 +92,7 @@ class Orders:
         return chosen
 
     def end(self) -> None:
-        """Note that the order is at its end."""
+        """Mark the order as run, and begin at the root again."""
         self._at.finished = True
         for node in reversed(self._path[:-1]):
             node.finished = all(one.finished for one in node.next.values())
@@ -125,7 +107,7 @@ class _Node:
 
 
 class Session:
-    """One connection, and what is left to be done on it."""
+    """One connection, and the operations that are left to run on it."""
 
     def __init__(self, conn: psycopg.AsyncConnection[Any], driver: PostgresDriver) -> None:
         self.conn = conn
@@ -134,7 +116,7 @@ class Session:
         self.take(())
 
     def take(self, script: Script) -> None:
-        """Begin anew with a script."""
+        """Start a script."""
         self._todo = list(script)
         self._batch: Batch | None = None
         self._lines: list[Any] = []
@@ -151,9 +133,9 @@ class Session:
 
     @property
     def waits(self) -> bool:
-        """Whether its statement has not answered yet."""
+        """Whether its statement is still in flight."""
         if self.task is not None and self.task.done():
-            self.task.result()  # what the server refuses is an answer; all else is a fault of ours, and no finding
+            self.task.result()  # raises any error but the server's, which `_step` keeps
         return self.task is not None and not self.task.done()
 
     def step(self) -> None:
@@ -202,7 +184,7 @@ class Session:
 
 
 class Sessions:
-    """Sessions whose planner is forced one way, and one that looks who waits."""
+    """Sessions whose planner is forced one way, and a connection that reads which of them wait for a lock."""
 
     def __init__(self, url: str, plan: str) -> None:
         self._url = url
@@ -224,14 +206,14 @@ class Sessions:
             await conn.close()
 
     async def play(self, scripts: Sequence[Script], orders: Orders) -> Outcome:
-        """Run the scripts once, each in a session of its own, in an order that was not run yet."""
+        """Run the scripts once, each in its own session, in a new order."""
         sessions = self._sessions[: len(scripts)]
         for session, script in zip(sessions, scripts, strict=True):
             session.take(script)
         outcome = Outcome([], [], [], [None] * len(sessions), [None] * len(sessions))
         while not all(session.ended for session in sessions):
             ready = [number for number, session in enumerate(sessions) if not (session.ended or session.waits)]
-            if not ready:  # they wait for each other, and the server is about to end one of them
+            if not ready:  # a deadlock: the server is about to end one of them
                 await self._broken_up(sessions)
                 continue
             chosen = orders.choose(ready)
@@ -255,10 +237,9 @@ class Sessions:
                 outcome.ended[number] = place
 
     async def _quiet(self, sessions: Sequence[Session]) -> None:
-        """Wait until every statement under way has answered or waits for a lock.
+        """Wait until every statement in flight has answered or waits for a lock.
 
-        Who waits is read from the lock table, where a lock that a commit hands over is handed over before the commit
-        answers; what a session says of itself would lag behind.
+        The lock table changes before a commit answers. The state in pg_stat_activity lags behind.
         """
         while moving := [session for session in sessions if session.waits]:
             await asyncio.wait([session.task for session in moving if session.task], timeout=LOCK_SECONDS)
@@ -276,12 +257,13 @@ class Sessions:
         tasks = [session.task for session in sessions if session.task and session.waits]
         done, _ = await asyncio.wait(tasks, timeout=STUCK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if not done:
-            raise TimeoutError(f"the sessions {[session.pid for session in sessions]} wait, and nobody ends it")
+            pids = [session.pid for session in sessions]
+            raise TimeoutError(f"the sessions {pids} wait for each other, and the server ends none of them")
         await self._quiet(sessions)
 
 
 class Board:
-    """The tables, set up once for a race and put back before each order; looked at from outside after it."""
+    """The tables: set up once for each race, restored before each order, and read after it."""
 
     def __init__(self, url: str) -> None:
         self._conn = psycopg.connect(url, autocommit=True)
@@ -293,7 +275,7 @@ class Board:
         self._run("".join(f"delete from duly.{table};" for table in TABLES))
 
     def save(self) -> None:
-        """Remember the tables as they are."""
+        """Copy all rows."""
         parts = []
         for table in TABLES:
             self._run(f"drop table if exists saved.{table}; create table saved.{table} as table duly.{table}")
@@ -303,11 +285,11 @@ class Board:
         self._back = "".join(parts)
 
     def restore(self) -> None:
-        """Make the tables again what they were."""
+        """Restore the rows of the copy."""
         self._run(self._back)
 
     def tidy(self) -> None:
-        """Clear up what the orders so far have left behind, so that the next are as fast."""
+        """Remove dead rows, so that the next orders are as fast."""
         self._run("vacuum")
 
     def look(self) -> dict[str, list[dict[str, Any]]]:

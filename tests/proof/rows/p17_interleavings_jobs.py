@@ -12,7 +12,7 @@ from tests.contract.stores import NOW
 
 from tests.proof.rows.p17_interleavings_race import (  # isort: skip
     AGAIN, DEAD, FIRST, KEY, LATE, LEASE, RETRY, SUCCESS, Scene, cancel, claim, claimed_once, dead, enqueue,
-    extend, finish, held, hold, race, recorded, replay, requested, rescue, retry, said, then, told_of_cancel,
+    extend, finish, held, hold, race, recorded, replay, requested, rescue, retry, repeats, then, cancel_or_claim,
 )
 
 # Claim
@@ -20,12 +20,12 @@ from tests.proof.rows.p17_interleavings_race import (  # isort: skip
 race("claim, 2 sessions", [enqueue("abc")], [claim(2)] * 2, claimed_once(2, 2))
 race("claim, 3 sessions", [enqueue("abcd")], [claim(2)] * 3, claimed_once(2, 3))
 race("claim, 4 sessions", [enqueue("abcd")], [claim(1)] * 4, claimed_once(1, 4))
-race("claim against its repetition", [enqueue("abc"), said(claim(2))], [FIRST, AGAIN], lambda after: {
+race("claim against its repetition", [enqueue("abc"), repeats(claim(2))], [FIRST, AGAIN], lambda after: {
     "the token holds as many jobs as its limit": after.count("job", token=1001) == 2,
     "the repetition answers what the token holds": {*after.got(1)} == {*after.jobs(token=1001)},
 })
 race("claim against cancel", [enqueue("ab")], [claim(2), cancel("ba")],
-     told_of_cancel("ab"), requested("ab"), lambda after: {
+     cancel_or_claim("ab"), requested("ab"), lambda after: {
     "a running job is asked to cancel":
         all(after.live(name)["cancel_requested_at"] for name in "ab" if after.state(name) == "running"),
 })
@@ -57,7 +57,7 @@ for _how, _change, _terms in (
 ):
     race(f"finish said twice, {_how}", [held("a", **_terms)],
          [finish("a", _change)] * 2, lambda after, change=_change: {
-        "one is recorded": sorted(after.told(number, "a") for number in (0, 1)) == [Verdict.ALREADY, Verdict.RECORDED],
+        "one is recorded": sorted(after.answer_for(n, "a") for n in (0, 1)) == [Verdict.ALREADY, Verdict.RECORDED],
         "the job is in its new state": after.state("a") == change.state,
         "an error makes one attempt": after.count("attempt") == (change.error is not None),
     })
@@ -103,25 +103,25 @@ race("cancel against cancel", [enqueue("ab"), enqueue("c", **KEY)],
 race("replay against replay", [held("ab", keys="ab"), held("c"), *(finish(one, DEAD, now=NOW) for one in "abc")],
      [replay("abc"), replay("cba")], lambda after: {
     "each dead job is replayed once, and both answers name the new job": all(
-        len({told.new_id for told in answers}) == 1 and sum(told.first for told in answers) == 1
+        len({answer.new_id for answer in answers}) == 1 and sum(answer.first for answer in answers) == 1
         for one in after.scene.all("abc")
-        for answers in [[told for number in (0, 1) for told in after.answer(number) if told.id == one]]),
+        for answers in [[answer for number in (0, 1) for answer in after.answer(number) if answer.id == one]]),
     "each is one new job and one event": after.count("job") == 3 == after.count("event", name="job.replayed"),
 })
 
 race("replay against keyed enqueue", [held("ab", keys="ab"), *(finish(one, DEAD, now=NOW) for one in "ab")],
      [enqueue(keys="ba"), replay("ab")], lambda after: {
     "the enqueue answers the holder of each key":
-        {job["key"]: told.id for job, told in after.enqueued(0)} == after.holders(),
+        {job["key"]: answer.id for job, answer in after.enqueued(0)} == after.holders(),
     "each key has one job": after.count("job") == 2,
     "the replay answers the holder of each key":
-        dict(zip("ab", (told.new_id or told.key_holder for told in after.answer(1)), strict=True)) == after.holders(),
+        dict(zip("ab", (one.new_id or one.key_holder for one in after.answer(1)), strict=True)) == after.holders(),
 })
 for _what, _end, _both in (("resolve", ops.resolve, False), ("purge", ops.purge, True)):
     race(f"replay against {_what}", [dead("a", max_attempts=1)],
          [replay("a"), lambda scene, end=_end: end(scene.all("a"), by="p", why="so", now=NOW)],
          lambda after, both=_both: {
-        "a replay makes one job": [told.new_id is not None for told in after.answer(0)] == [after.count("job") == 1],
+        "a replay makes one job": [one.new_id is not None for one in after.answer(0)] == [after.count("job") == 1],
         "one of the two has the job": after.answer(0)[0].new_id is not None or "a" in after.got(1),
         "a resolved job is not replayed": both or not (after.answer(0)[0].new_id and "a" in after.got(1)),
     })
@@ -141,7 +141,7 @@ race("retry against cancel and retry", [enqueue("ab", delay_ms=1000)],
 for _how, _change in (("success", SUCCESS), ("retry", RETRY)):
     race(f"hold against finish, {_how}", [held("a", **KEY)],
          [finish("a", _change), hold], lambda after, change=_change: {
-        "the finish of a held job is lost": (after.told(0, "a"), after.state("a")) == (
+        "the finish of a held job is lost": (after.answer_for(0, "a"), after.state("a")) == (
             (Verdict.LOST, "waiting") if after.answer(1).jobs else (Verdict.RECORDED, change.state)),
     })
 race("hold against claim and extend", [held("a"), enqueue("b")],

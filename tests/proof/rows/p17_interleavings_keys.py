@@ -12,15 +12,15 @@ from tests.contract.stores import NOW
 
 from tests.proof.rows.p17_interleavings_race import (  # isort: skip
     AGAIN, CANCELLED, DEAD, FIRST, KEY, LATE, RETRY, SUCCESS, After, Promise, Step, cancel, claim, claims,
-    enqueue, finish, finish_claimed, held, race, rescue, said, together,
+    enqueue, finish, finish_claimed, held, race, rescue, repeats, together,
 )
 
 
 def one_holder(after: After) -> dict[str, Any]:
-    told, holders = [pair for n, _ in enumerate(after.scripts) for pair in after.enqueued(n)], after.holders()
-    firsts = [job["key"] for job, one in told if not one.deduplicated]
+    answer, holders = [pair for n, _ in enumerate(after.scripts) for pair in after.enqueued(n)], after.holders()
+    firsts = [job["key"] for job, one in answer if not one.deduplicated]
     return {
-        "each enqueue answers the holder of its key": all(one.id == holders.get(job["key"]) for job, one in told),
+        "each enqueue answers the holder of its key": all(one.id == holders.get(job["key"]) for job, one in answer),
         "one enqueue of each key is the first": sorted(firsts) == sorted(holders),
         "each key has one job": after.count("job") == len(holders),
     }
@@ -35,9 +35,9 @@ race("keyed enqueues that share a commit, 3 sessions", [],
      [together(*(enqueue(keys=key) for key in keys)) for keys in ("ab", "ba", "a")], one_holder)
 expired_key = [held("a", **KEY, key_ttl_ms=0), finish("a", SUCCESS, now=NOW)]
 race("keyed enqueue when the key has had its time", expired_key, [enqueue(**KEY), enqueue(**KEY)], one_holder)
-race("keyed enqueue against its repetition", [said(enqueue("ab", keys="ab"))], [FIRST, AGAIN], lambda after: {
+race("keyed enqueue against its repetition", [repeats(enqueue("ab", keys="ab"))], [FIRST, AGAIN], lambda after: {
     "both answers name the jobs that were added": all(  # the first try may have come too late to be answered
-        [job.id for job in told] == after.scene.all("ab") for told in (*after.answers[0], after.answer(1))),
+        [job.id for job in answer] == after.scene.all("ab") for answer in (*after.answers[0], after.answer(1))),
     "each job is added once": sorted(after.jobs()) == ["a", "b"],
 }, may_be_late=True)
 for _name, _change, _keys, _kept in (
@@ -45,7 +45,7 @@ for _name, _change, _keys, _kept in (
     ("repeated keyed enqueue against finish, success", SUCCESS, "k", 1),
     ("repeated keyed enqueue against finish, dead", DEAD, "k", 0),
 ):
-    race(_name, [said(enqueue("a", keys=_keys)), FIRST, claims("a")], [AGAIN, finish("a", _change)],
+    race(_name, [repeats(enqueue("a", keys=_keys)), FIRST, claims("a")], [AGAIN, finish("a", _change)],
          lambda after, change=_change, kept=_kept: {
         "the finish is recorded": after.answer(1) == {after.scene.ids["a"]: Verdict.RECORDED},
         "the repetition answers the job that was added": after.got(0) == ["a"],
@@ -84,10 +84,10 @@ race("enqueues by handlers that share a commit against rescue, 3 sessions", [hel
      [together(child("c", "a"), child("d", "b")), together(child("e", "b"), child("f", "a")), rescue("ab")],
      lambda after: {
     "each job is added if its answer names it":
-        [bool(told) for n in (0, 1) for told in after.answer(n)] == [after.state(name) == "ready" for name in "cdef"],
+        [bool(one) for n in (0, 1) for one in after.answer(n)] == [after.state(name) == "ready" for name in "cdef"],
     "a handler that lost its lease adds nothing": not any(
-        told and after.before(2, n) and parent in after.got(2)
-        for n, parents in enumerate(("ab", "ba")) for parent, told in zip(parents, after.answer(n), strict=True)),
+        answer and after.before(2, n) and parent in after.got(2)
+        for n, parents in enumerate(("ab", "ba")) for parent, answer in zip(parents, after.answer(n), strict=True)),
 })
 
 # Debounce
@@ -148,10 +148,10 @@ for _name, _setup, _payloads in (
     ("debounce of a key that is kept, 2 sessions", [held("a", **KEY), finish("a", SUCCESS, now=NOW)], (1, 2)),
 ):
     race(_name, _setup, [debounce(payload) for payload in _payloads], debounced(*_payloads, waits=_setup is waiting))
-race("debounce against its repetition", [said(debounce(1))], [FIRST, AGAIN], pending(1), lambda after: {
+race("debounce against its repetition", [repeats(debounce(1))], [FIRST, AGAIN], pending(1), lambda after: {
     "both are answered the same": after.answer(0) == after.answer(1),
 })
-race("debounce against its repetition and the death of its job", [said(debounce(1))],
+race("debounce against its repetition and the death of its job", [repeats(debounce(1))],
      [AGAIN, (FIRST, claim(1, now=LATE + 5000), finish_claimed(DEAD, now=LATE + 5000))], lambda after: {
     "one call makes one job": after.count("job") + after.count("done") == 1,
 })

@@ -39,7 +39,7 @@ class Scene:
     batch: str = ""
     dues: dict[str, Any] = field(default_factory=dict)  # schedules as a scheduler has read them
     runs: list[dict[str, str]] = field(default_factory=list)  # the ids by schedule, for each operation that fires
-    said: Op[Any] | None = None  # the operation that is repeated
+    repeated: Op[Any] | None = None  # the operation that is repeated
     tokens: Iterator[int] = field(default_factory=lambda: count(1001))
 
     def all(self, names: str) -> list[str]:
@@ -55,6 +55,7 @@ class Scene:
 
 
 Step: TypeAlias = Callable[[Scene], Any]
+Judge: TypeAlias = Callable[[Outcome], list[str]]
 Promise: TypeAlias = "Callable[[After], dict[str, Any]]"
 
 
@@ -63,7 +64,7 @@ class After:
 
     def __init__(self, scene: Scene, scripts: Sequence[Script], outcome: Outcome) -> None:
         self.scene, self.scripts, self.answers, self.before = scene, scripts, outcome.answers, outcome.before
-        self.ended, self.rows = outcome.ended, outcome.rows
+        self.ended, self.rows, self.sessions = outcome.ended, outcome.rows, range(len(scripts))
         self._names = {job_id: name for name, job_id in scene.ids.items()}
 
     def answer(self, session: int) -> Any:
@@ -75,7 +76,7 @@ class After:
         answers = [one for session in sessions for one in getattr(self.answer(session), "jobs", self.answer(session))]
         return [self.name(one if isinstance(one, str) else one.id) for one in answers]
 
-    def told(self, session: int, name: str) -> Any:
+    def answer_for(self, session: int, name: str) -> Any:
         """Return what a session's last answer maps a job to."""
         return self.answer(session).get(self.scene.ids[name])
 
@@ -122,7 +123,7 @@ class After:
         for session in sessions:
             made, answers = self.scripts[session][0], self.answer(session)
             pairs = zip(made, answers, strict=True) if isinstance(made, tuple) else [(made, answers)]
-            found += [pair for op, told in pairs for pair in zip(jobs_of(op), told, strict=True)]
+            found += [pair for op, answer in pairs for pair in zip(jobs_of(op), answer, strict=True)]
         return found
 
 
@@ -135,7 +136,7 @@ class Race:
     promises: Sequence[Promise]
     may_be_late: bool = False  # the first try may come after its own repetition: refused, and its answer is lost
 
-    def prepare(self, store: PostgresStore) -> tuple[list[Script], Callable[[Outcome], list[str]]]:
+    def prepare(self, store: PostgresStore) -> tuple[list[Script], Judge]:
         """Set up the tables; return the scripts of the sessions, and what names the promises an outcome broke."""
         scene = Scene(store)
         scene.do(*self.setup)
@@ -145,7 +146,7 @@ class Race:
             after = After(scene, scripts, outcome)
             kept = [one for promise in self.promises for one in promise(after).items()]
             lines = [f"not kept: {sentence}" for sentence, holds in kept if not holds]
-            return [f"{line}; answers {outcome.answers}" for line in lines]
+            return [f"{line}; answers {outcome.answers!s:.300}" for line in lines]
 
         return scripts, broken
 
@@ -213,24 +214,24 @@ def dead(names: str, **more: Any) -> Step:
     return lambda scene: scene.do(held(names, **more), *(finish(name, DEAD, now=NOW) for name in names))
 
 
-def said(step: Step) -> Step:
+def repeats(step: Step) -> Step:
     """Make the operation that `FIRST` and `AGAIN` stand for."""
 
     def make(scene: Scene) -> None:
-        scene.said = step(scene)
+        scene.repeated = step(scene)
 
     return make
 
 
 def FIRST(scene: Scene) -> Any:
-    return scene.said
+    return scene.repeated
 
 
 def AGAIN(scene: Scene) -> Any:
-    """Repeat what was said, as after a lost answer."""
-    assert scene.said is not None
-    assert scene.said.again is not None
-    return scene.said.again
+    """Repeat what was repeats, as after a lost answer."""
+    assert scene.repeated is not None
+    assert scene.repeated.again is not None
+    return scene.repeated.again
 
 
 def together(*steps: Step) -> Step:
@@ -292,8 +293,15 @@ def retry(names: str, *, now: int = NOW) -> Step:
     return lambda scene: ops.retry(scene.all(names), now=now)
 
 
-def replay(names: str, *, now: int = NOW) -> Step:
-    return lambda scene: ops.replay([Replay(one, new_id()) for one in scene.all(names)], by="p", why="again", now=now)
+def replay(names: str, *, new: str = "", now: int = NOW) -> Step:
+    """Replay dead jobs, as jobs of new names."""
+
+    def make(scene: Scene) -> Op[Any]:
+        replays = [Replay(one, new_id()) for one in scene.all(names)]
+        scene.ids.update(zip(new, (one.new_id for one in replays), strict=False))
+        return ops.replay(replays, by="p", why="again", now=now)
+
+    return make
 
 
 def hold(scene: Scene) -> Op[Any]:
@@ -309,8 +317,8 @@ def claimed_once(limit: int, sessions: int = 1) -> Promise:
     def promise(after: After) -> dict[str, Any]:
         pairs = [(after.got(number), after.jobs(token=1001 + number)) for number in range(sessions)]
         return {
-            "no claim takes more than its limit": all(len(told) <= limit >= len(has) for told, has in pairs),
-            "each claim answers the jobs it holds": all({*told} == {*has} for told, has in pairs),
+            "no claim takes more than its limit": all(len(answer) <= limit >= len(has) for answer, has in pairs),
+            "each claim answers the jobs it holds": all({*answer} == {*has} for answer, has in pairs),
             "each job is claimed once": all(row["attempt"] <= 1 for row in after.rows("job")),
         }
 
@@ -319,16 +327,16 @@ def claimed_once(limit: int, sessions: int = 1) -> Promise:
 
 def recorded(names: str) -> Promise:
     return lambda after: {
-        "the first session finishes each job": all(after.told(0, name) == Verdict.RECORDED for name in names),
+        "the first session finishes each job": all(after.answer_for(0, name) == Verdict.RECORDED for name in names),
         "and no other": len(after.answer(0)) == len(names),
     }
 
 
-def told_of_cancel(names: str) -> Promise:
+def cancel_or_claim(names: str) -> Promise:
     """Promise that a cancel beside a claim answers what became of each job."""
     return lambda after: {
         "cancel answers the state of each job, which runs if it was claimed": all(
-            after.told(1, name) == after.state(name) == ("running" if name in after.got(0) else "cancelled")
+            after.answer_for(1, name) == after.state(name) == ("running" if name in after.got(0) else "cancelled")
             for name in names
         )
     }
@@ -342,6 +350,6 @@ def requested(names: str) -> Promise:
 
     return lambda after: {
         "the log has one request for each running job that was cancelled": all(
-            logged(after, name) == (after.told(1, name) is State.RUNNING) for name in names
+            logged(after, name) == (after.answer_for(1, name) is State.RUNNING) for name in names
         )
     }
