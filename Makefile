@@ -15,10 +15,10 @@ NODE ?= $(shell command -v npm >/dev/null 2>&1 \
 
 PYTEST_FLAGS ?= -n 3 --dist loadgroup
 
-# What a change of the core must not break, in a minute: on SQLite; with a word such as ARGS=batch its tests on all stores.
+# The fast tests of the core on SQLite; with a word such as ARGS=batch, those with it in their name on all stores.
 QUICK := tests/rules tests/fundamentals tests/contract tests/engine
 QUICK_TESTS := not slow and not nightly
-SHUFFLE ?= $(shell date +%s)
+SHUFFLE := $(or $(SHUFFLE),$(shell date +%s))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -42,7 +42,7 @@ quick: $(VENV)/.stamp  ## run the core's fast tests on SQLite, or those of a wor
 
 nightly: export DULY_TEST_READY := 1000000
 nightly: $(VENV)/.stamp $(VENV)/.pgbouncer $(if $(NODE),$(NODE_STAMP))  ## run all tests in a random order, the long proof and all mutants: 3 hours
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS) --shuffle $(SHUFFLE) $(ARGS)
+	@echo "SHUFFLE=$(SHUFFLE)"; $(BIN)/python -m pytest $(PYTEST_FLAGS) --shuffle $(SHUFFLE) $(ARGS)
 	@$(BIN)/python -m tests.proof --full
 	@$(BIN)/python -m tests.mutants
 	@$(BIN)/python -m tests.mutants --generated --sample 300
