@@ -173,7 +173,7 @@ def filling(*sizes: int) -> tuple[Step, ...]:
         chunks = [work._new_jobs([work.call(n) for n in islice(places, size)]) for size in sizes]
         batch = Batch(app.tasks, batches.open_batch(scene.batch, "b", key="k"))
         batch._opened, batch._place = batches.Opened(scene.batch, "b", "k", 0), 0
-        return batch._adding(work._request(), chunks, 0)
+        return batch._adding(batch._request(work), chunks, 0)
 
     def step(scene: Scene) -> Any:
         def made(answers: list[Any]) -> Op[Any] | None:
