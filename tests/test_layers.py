@@ -43,6 +43,12 @@ def test_the_package_stays_within_its_limit_of_lines() -> None:
     assert 0 < lines.count().total() <= lines.LIMIT
 
 
+def test_architecture_names_every_module() -> None:
+    page = (PACKAGE.parents[1] / "ARCHITECTURE.md").read_text("utf-8")
+    modules = [path for path in sources() if path.parent not in (PACKAGE, PACKAGE / "cli") and path.stem != "__init__"]
+    assert [str(path.relative_to(PACKAGE)) for path in modules if f"`{path.stem}`" not in page] == []
+
+
 def held(found: dict[str, int], excused: dict[str, int]) -> None:
     """Fail for a name that is not excused, has grown, or is short enough to leave the list."""
     grown = {name: length for name, length in found.items() if length > excused.get(name, 0)}
