@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -91,13 +91,13 @@ class Drainer(Worker):
         return _NoChildren(self.app, 1, clock=self._leap)
 
     def _make_finishing(self) -> Finishing:
-        return _Finishing(self._noted, self.shared, self.held, self.wakeups, self.prefetch)
+        return _Finishing(self.shared, self.held, self.wakeups, self.prefetch, self._noted)
 
     def _make_claiming(self) -> Claiming:
-        return self._claiming_of(partial(Observing, self._noted))
+        return self._claiming_of(Observing, self._noted)
 
     def _make_turns(self) -> Turns:
-        return self._turns_of(partial(_Turns, self._leap))
+        return self._turns_of(_Turns, self._leap)
 
 
 class _Wakeups(Wakeups):
@@ -107,14 +107,13 @@ class _Wakeups(Wakeups):
         self.armed = True
 
 
+@dataclass(eq=False, repr=False)
 class Observing(Claiming):
     """Passes the exceptions of handlers to `noted`, and refuses a drain without end."""
 
-    def __init__(self, noted: Noted, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._noted = noted
-        self._ran: set[str] = set()
-        self._brought_about = 0
+    _noted: Noted
+    _ran: set[str] = field(default_factory=set, init=False)
+    _brought_about: int = field(default=0, init=False)
 
     async def claim(self, *args: Any, **options: Any) -> list[Lease]:
         """Claim, and observe the handlers."""
@@ -145,18 +144,18 @@ class Observing(Claiming):
         return replace(definition, kind=kind, retries=retries)
 
 
+@dataclass(eq=False, repr=False)
 class _Finishing(Finishing):
     """Records each end before the next claim, so that jobs run in the same order each time."""
 
-    overlaps = False
-
-    def __init__(self, noted: Noted, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._noted = noted
+    _noted: Noted
 
     async def send(self) -> None:
         await super().send()
         await self.sent()
+
+    def send_beside_claim(self) -> None:
+        """Leave the ends to the next turn."""
 
     def judged(self, lease: Lease, outcome: Outcome) -> Change:
         """Ask the judge, and note failures that are not an exception of the handler."""
@@ -166,12 +165,11 @@ class _Finishing(Finishing):
         return super().judged(lease, outcome)
 
 
+@dataclass(eq=False, repr=False)
 class _Turns(Turns):
     """Does the upkeep once, before the turns."""
 
-    def __init__(self, leap: Leap, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._leap = leap
+    _leap: Leap
 
     async def begin(self) -> None:
         """Define the schedules of the app; those of other apps do not concern a test."""

@@ -13,7 +13,6 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from duly.app.enqueue import Answers, Chunk, Enqueuing, Request
@@ -180,7 +179,7 @@ class _AtOnce(Drainer):
     """
 
     def _make_claiming(self) -> Claiming:
-        return self._claiming_of(partial(_AllDue, self._noted))
+        return self._claiming_of(_AllDue, self._noted)
 
 
 class _AllDue(Observing):

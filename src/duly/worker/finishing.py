@@ -11,7 +11,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 from duly.app.events import about
 from duly.app.lease import Lease
@@ -37,8 +37,6 @@ MANY = 200  # ends that take longer to write than a commit takes
 @dataclass(eq=False, repr=False)
 class Finishing:
     """Takes the ends of attempts, asks the judge, and records the changes."""
-
-    overlaps: ClassVar[bool] = True  # ends may be sent while a claim is in flight
 
     _shared: Shared
     _held: Held
@@ -111,7 +109,7 @@ class Finishing:
     def send_beside_claim(self) -> None:
         """Record finished jobs while a claim is in flight, unless there are few: then they share the next commit."""
         least = MANY if self._shared.driver.one_writer else 1
-        if not self.overlaps or self._shared.closing or len(self.unsent) < least:
+        if self._shared.closing or len(self.unsent) < least:
             return
         if self._is_worth_sending() and all(map(_is_well_done, self._in_flight)):
             self._send_all()

@@ -8,6 +8,7 @@ take a retry. Retries that use room which no other job needs cost no credit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from duly.model import Claimed, Limit
 from duly.store import ops, queues
@@ -31,30 +32,13 @@ class QueueLimits:
         limit = self._limits.get(queue)
         return limit is None or limit.retry_share is None
 
-    def is_plain(self, queue: str) -> bool:
-        """Whether no limit of a queue changes its claims."""
-        limit = self._limits.get(queue)
-        return limit is None or (limit.ageing_ms is None and limit.retry_share is None)
-
-    def claim(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        token: int,
-        worker: str,
-        tasks: Iterable[str],
-        alone: bool,
-        marks: Iterable[Mark],
-    ) -> Op[list[Claimed]]:
+    def claim(self, queue: str, *, limit: int, alone: bool, marks: Iterable[Mark], **holder: Any) -> Op[list[Claimed]]:
         """Return the claim for a queue. Limits do not change the claims of suspects."""
         limits = self._limits.get(queue)
-        if alone or limits is None or self.is_plain(queue):
-            return ops.claim(queue, limit=limit, token=token, worker=worker, tasks=tasks, alone=alone, marks=marks)
+        if alone or limits is None or (limits.ageing_ms is None and limits.retry_share is None):
+            return ops.claim(queue, limit=limit, alone=alone, marks=marks, **holder)
         retries = None if limits.retry_share is None else self._earn(queue, limits.retry_share, limit)
-        return queues.claim(
-            queue, ageing_ms=limits.ageing_ms, retries=retries, limit=limit, token=token, worker=worker, tasks=tasks
-        )
+        return queues.claim(queue, ageing_ms=limits.ageing_ms, retries=retries, limit=limit, **holder)
 
     def _earn(self, queue: str, share: float, limit: int) -> int:
         """Add the share of a claim to the credit, up to that share or one. Returns how many retries it allows."""

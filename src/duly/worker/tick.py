@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -51,17 +51,13 @@ class Ticked(Struct, frozen=True):
 
 
 class _Bounds:
-    """The bounds of a tick, and what it did so far."""
+    """The bounds of a tick, and the counts of its upkeep."""
 
     def __init__(self, limit: int, max_seconds: float) -> None:
-        if limit < 1:
-            raise ConfigError(f"limit is {limit}: a tick runs at least one job")
-        if max_seconds <= 0:
-            raise ConfigError(f"max_seconds is {max_seconds:g}: a tick takes some time")
         self.limit = limit
+        self.left = limit  # jobs that may still be claimed
         self.max_seconds = max_seconds
         self.ends_at = 0.0
-        self.left = limit  # jobs that may still be claimed
         self.fired = self.promoted = self.pruned = self.late = 0
         self.late_s = 0.0
 
@@ -82,6 +78,10 @@ class Ticker(Worker):
         grace: Duration | None = None,
         signals: bool = True,
     ) -> None:
+        if limit < 1:
+            raise ConfigError(f"limit is {limit}: a tick runs at least one job")
+        if max_seconds <= 0:
+            raise ConfigError(f"max_seconds is {max_seconds:g}: a tick takes some time")
         self._bounds = _Bounds(limit, max_seconds)
         super().__init__(app, queues=queues, concurrency=concurrency, grace=grace, drain=True, signals=signals)
 
@@ -114,21 +114,20 @@ class Ticker(Worker):
         )
 
     def _make_finishing(self) -> Finishing:
-        return _Finishing(self._bounds, self.shared, self.held, self.wakeups, self.prefetch)
+        return _Finishing(self.shared, self.held, self.wakeups, self.prefetch, self._bounds)
 
     def _make_claiming(self) -> Claiming:
-        return self._claiming_of(partial(_Claiming, self._bounds))
+        return self._claiming_of(_Claiming, self._bounds)
 
     def _make_turns(self) -> Turns:
-        return self._turns_of(partial(_Turns, self._bounds, self.limits))
+        return self._turns_of(_Turns, self.limits, self._bounds)
 
 
+@dataclass(eq=False, repr=False)
 class _Claiming(Claiming):
     """Claims no more jobs than the tick may run."""
 
-    def __init__(self, bounds: _Bounds, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._bounds = bounds
+    _bounds: _Bounds
 
     async def claim(self, queue: str, limit: int, tasks: Iterable[str], **options: bool) -> list[Lease]:
         limit = min(limit, self._bounds.left)
@@ -139,27 +138,23 @@ class _Claiming(Claiming):
         return leases
 
 
+@dataclass(eq=False, repr=False)
 class _Finishing(Finishing):
     """Counts jobs that were released: they did not run, and may be claimed again."""
 
-    overlaps = False  # each claim is counted before the next
-
-    def __init__(self, bounds: _Bounds, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._bounds = bounds
+    _bounds: _Bounds
 
     async def record(self, ended: Sequence[Ended], *, patient: bool = True) -> None:
         await super().record(ended, patient=patient)
         self._bounds.left += sum(change.state is State.READY and change.give_back_attempt for _, change in ended)
 
 
+@dataclass(eq=False, repr=False)
 class _Turns(Turns):
     """Does the upkeep around the turns, within the bounds."""
 
-    def __init__(self, bounds: _Bounds, limits: QueueLimits, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._bounds = bounds
-        self._limits = limits
+    _limits: QueueLimits
+    _bounds: _Bounds
 
     async def begin(self) -> None:
         """Register this tick as a living worker until long after it, so that no other worker parks its jobs."""

@@ -116,12 +116,12 @@ class Worker:
     def _make_turns(self) -> Turns:
         return self._turns_of(Turns)
 
-    def _claiming_of(self, kind: Callable[..., Claiming]) -> Claiming:
-        slots, prefetch = self.slots, self.prefetch
-        return kind(*self._state, self._stopping, slots, prefetch, self.lanes, self.limits)
+    def _claiming_of(self, kind: Callable[..., Claiming], *more: Any) -> Claiming:
+        parts = self._stopping, self.slots, self.prefetch, self.lanes, self.limits
+        return kind(*self._state, *parts, *more)
 
-    def _turns_of(self, kind: Callable[..., Turns]) -> Turns:
-        return kind(*self._state, self._stopping, self.slots, self.claiming, self.suspects, self.upkeep)
+    def _turns_of(self, kind: Callable[..., Turns], *more: Any) -> Turns:
+        return kind(*self._state, self._stopping, self.slots, self.claiming, self.suspects, self.upkeep, *more)
 
     # The whole life
 
