@@ -440,8 +440,7 @@ GATES = {
     "rate": "rate",
 }
 STATES = ("running", "parked", "held", "waiting")
-# What has a state of its own waits for no due time, and who is parked has said that nobody knows it.
-NEVER = {("no worker", "unknown task"), ("parked", "no worker"), ("parked", "unknown task")}
+NEVER = {("no worker", "unknown task")}
 SENTENCES = {
     "lease": "it runs, attempt 1 of 5, on lease to w1 until",
     "parked": "it is parked (so): start a worker",
@@ -462,7 +461,7 @@ def worlds() -> Iterator[tuple[str, ...]]:
     for gate in GATES:
         yield (gate,)
     for one, two in itertools.combinations(GATES, 2):
-        both_are_states = one in STATES and two in STATES
+        both_are_states = one in STATES and two in STATES  # and these wait for no due time
         if not both_are_states and not (one in STATES and two == "not due") and (one, two) not in NEVER:
             yield one, two
 
@@ -474,6 +473,8 @@ def expected(gates: Collection[str]) -> list[str]:
     if "running" in gates:
         return ["lease"]
     found = {GATES[gate] for gate in gates}
+    if "parked" in gates:  # its own sentence asks for a worker
+        found -= {"no_worker", "unknown_task"}
     if "cap" in gates and {"dead before it", "head"} & set(gates):
         found.add("order")  # in an order, what runs comes first
     return [name for name in dict.fromkeys(GATES.values()) if name in found]

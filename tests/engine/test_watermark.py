@@ -155,7 +155,10 @@ def test_j07_a_job_before_the_mark_runs_within_a_second(on_postgres: Duly, postg
         asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_j07_a_drain_leaves_no_job_before_a_mark(on_postgres: Duly, postgres_url: str) -> None:
+def test_j07_a_drain_leaves_no_job_before_a_mark(
+    on_postgres: Duly, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.worker.watermark.LONG_MS", 0.1)  # the scan of 6,000 jobs is long
     ran: list[int] = []
 
     @on_postgres.task
