@@ -178,8 +178,8 @@ def test_what_is_due_in_a_paused_queue_is_a_warning(here, url, database):
     database.app.pause(queue="two words", by="anna", why="it rains")
     [(level, text, remedy)] = doctor(here, url).of("queues")
     assert level == "warning"
-    assert re.fullmatch(r"queue 'two words': jobs are due since 5m.*, but it is paused by anna \(1 ready\)", text)
-    assert remedy == "let it go on: duly queues resume 'two words'"
+    assert re.fullmatch(r"queue 'two words': jobs are due for 5m.*, but it is paused by anna \(1 ready\)", text)
+    assert remedy == "resume it: duly queues resume 'two words'"
 
 
 def test_a_queue_that_no_living_worker_serves_is_an_error_while_jobs_are_due(here, url, database):
@@ -209,7 +209,7 @@ def test_leases_that_nobody_takes_over_are_an_error(here, url, database):
     database.claim()
     level, text, remedy = doctor(here, url).of("leases")[0]
     assert level == "error"
-    assert text.startswith("1 job is held by workers that have gone, since 9m")
+    assert text.startswith("1 job is held by dead workers for 9m")
     assert "start a worker" in remedy
 
 
@@ -221,7 +221,7 @@ def test_a_due_job_that_waits_for_long_and_dead_letters_are_warnings(here, url, 
     found = doctor(here, url)
     assert found.errors == at_ease(url)
     level, text, remedy = found.of("queues")[0]
-    assert (level, text.partition(" (")[0][:46]) == ("warning", "queue 'default': the oldest due job waits sinc")
+    assert (level, text.partition(" (")[0][:50]) == ("warning", "queue 'default': the oldest due job has waited for")
     assert "duly why" in remedy
     level, text, _ = found.of("dead")[0]
     assert (level, text[:28]) == ("warning", "1 dead letter, the oldest 2d")
@@ -233,10 +233,10 @@ def test_batches_that_were_never_sealed_are_named(here, url, database):
         for name, key, ago in (("import", "k", 3 * 60 * MINUTE), ("being filled", None, MINUTE))
     ]
     [(level, text, remedy)] = doctor(here, url).of("batches")
-    assert (level, text) == ("warning", "batch 'import' is not sealed since 3h: the filling broke off")
-    assert remedy == f"fill it on under its key, or cancel it: duly batches cancel {opened[0].id}"
+    assert (level, text) == ("warning", "batch 'import' is unsealed for 3h: the filling was interrupted")
+    assert remedy == f"fill it again under its key, or cancel it: duly batches cancel {opened[0].id}"
     database.run(batches.open_batch(new_id(), "other", now=database.now - DAY))
-    assert doctor(here, url).of("batches")[0][1].startswith("2 batches are not sealed since 1d:")
+    assert doctor(here, url).of("batches")[0][1].startswith("2 batches are unsealed for 1d:")
     for one in database.app.batches.list():
         database.app.batches.get(one.id).cancel()
     assert doctor(here, url).of("batches") == [("ok", "no batch is unsealed for longer than 1h", "")]

@@ -187,7 +187,7 @@ def test_it_reloads_when_a_file_changes_even_twice_in_a_second_with_the_same_siz
         fresh.replace(file)
         dev.line(f"version {number}", after=said)
         dev.line("^ready: ", after=said)
-    assert len(dev.found("tasks.py changed: starting again", count=3)) == 3
+    assert len(dev.found("tasks.py changed: restarting", count=3)) == 3
     enqueue(here, "send_receipt", 1, "a@b.c")
     dev.line("succeeded")
     stop(dev)
@@ -208,7 +208,7 @@ def test_it_reloads_for_other_modules_and_duly_toml_but_not_for_what_is_not_your
     write(here, 'keep = "1d"', "duly.toml")
     dev.line("^duly.toml changed")
     dev.found("^ready: ", count=2)
-    assert len(dev.found(" changed: starting again")) == 2
+    assert len(dev.found(" changed: restarting")) == 2
     stop(dev)
 
 
@@ -218,7 +218,7 @@ def test_many_files_that_change_together_restart_it_once(here):
     dev.line(READY)
     for number in range(200):
         write(here, "x = 1\n", f"module_{number:03}.py")
-    dev.line("and 198 more changed: starting again")
+    dev.line("and 198 more changed: restarting")
     dev.line("^ready: ")
     stop(dev)
     assert len(dev.found("^ready: ")) == 1
@@ -262,9 +262,9 @@ def test_what_is_broken_by_a_change_is_told_in_two_lines_and_can_be_mended(here,
     dev.line(READY)
     before = len(dev.lines)
     file.write_text(broken)
-    dev.line("^Mend it and save")
+    dev.line("^Fix it and save")
     change, mistake, _ = dev.lines[before:]
-    assert change == "tasks.py changed: starting again"
+    assert change == "tasks.py changed: restarting"
     assert re.search(f"^duly: .*{said}", mistake)
     file.write_text(APP)
     dev.line("^ready: send_receipt")
@@ -275,7 +275,7 @@ def test_code_that_is_broken_at_the_start_can_be_mended_too(here):
     file = write(here, "def work(:\n")
     dev = here.start("dev", "tasks.py")
     dev.line("line 1: SyntaxError")
-    dev.line("^Mend it and save")
+    dev.line("^Fix it and save")
     file.write_text(APP)
     dev.line("^try  .*duly enqueue tasks.py send_receipt")
     stop(dev)
@@ -319,10 +319,10 @@ def test_it_waits_for_a_server_with_a_countdown_and_reloads_meanwhile(here, post
         dev.until(r"waiting for the database: .* cannot be reached \(Connection refused\): see that it runs[^\r]*\r\n")
         dev.until("trying again in 2 s")
         file.write_text(APP.replace("call_sync", "renamed"))
-        dev.until("trying again in 2 s\r\x1b\\[Ktasks.py changed: starting again\r\n")
-        dev.until("(?s)starting again.*waiting for the database: .* refused")
+        dev.until("trying again in 2 s\r\x1b\\[Ktasks.py changed: restarting\r\n")
+        dev.until("(?s)restarting.*waiting for the database: .* refused")
         forwarder.open()
-        dev.until("the database is there")
+        dev.until("the database is up")
         dev.until("renamed")
         dev.until(READY)
         dev.signal(signal.SIGINT)
@@ -362,7 +362,7 @@ def test_ctrl_c_ends_it_while_it_waits_for_a_server(here):
 def test_ctrl_c_ends_it_while_it_waits_for_a_change(here):
     write(here, "def work(:\n")
     dev = here.start("dev", "tasks.py")
-    dev.line("^Mend it and save")
+    dev.line("^Fix it and save")
     stop(dev)
 
 
@@ -396,8 +396,8 @@ def test_a_worker_that_dies_is_started_again(here):
     os.kill(worker_of(dev), signal.SIGKILL)
     said = dev.line("the worker .* has died")
     assert re.fullmatch(
-        r"the worker \(pid \d+\) has died \(killed by SIGKILL\) and starts again; "
-        "what it was running runs again when its leases have ended",
+        r"the worker \(pid \d+\) has died \(killed by SIGKILL\) and restarts; "
+        "its jobs run again when their leases expire",
         said,
     )
     assert "supervisor.worker_died" not in str(dev)

@@ -482,14 +482,14 @@ def test_doctor_names_what_cannot_be_read_here_and_what_no_code_has(fresh):
         (
             "warning",
             "strange, stranger cannot be read on this machine: " + NO_ZONE,
-            "mend it: workers here cannot fire it",
+            "correct it: workers here cannot fire it",
         ),
         (
             "warning",
             "gone one paused: no worker has it in its code any more",
             "start a worker that has it, or delete it: duly schedules delete 'gone one'",
         ),
-        ("warning", "strange, stranger overdue: nobody fires it", "start a worker"),
+        ("warning", "strange, stranger overdue: no worker fires it", "start a worker"),
     ]
 
 

@@ -300,7 +300,7 @@ def test_a_terminal_counts_down_to_the_next_try(here, postgres_url):
         worker.until("\r\x1b\\[Ktrying again in 2 s\r\x1b\\[Ktrying again in 1 s\r\x1b\\[Ktrying again now")
         assert worker.text.count("waiting for the database") == 1
         forwarder.open()
-        worker.until("\r\x1b\\[Kthe database is there\r\n")
+        worker.until("\r\x1b\\[Kthe database is up\r\n")
         worker.until("worker.started")
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0

@@ -31,7 +31,7 @@ Matching: TypeAlias = Callable[[Duly, Mapping[str, Any]], Sequence[Listing]]
 
 
 class Done(NamedTuple):
-    """What became of one job."""
+    """The outcome of one job."""
 
     id: str
     outcome: str

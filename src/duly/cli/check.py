@@ -1,4 +1,4 @@
-"""`duly check`: are the workers on this machine alive? For probes, so it asks no database and no server."""
+"""`duly check`: checks whether the workers on this machine are alive. It uses no database, for probes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from duly.worker import liveness
     "--worker",
     is_flag=True,
     envvar="DULY_CHECK_WORKER",
-    help="Check the workers of this user here: it always does.",
+    help="Check the workers of this user on this machine; this is the default.",
 )
 @click.option(
     "--within",
     default="30s",
     show_default=True,
     envvar="DULY_CHECK_WITHIN",
-    help="How old the last sign of life may be. A worker gives one every second.",
+    help="How old the last sign of life may be. A worker writes one every second.",
 )
 @click.option("--json", "as_json", is_flag=True, envvar="DULY_CHECK_JSON", help="Answer in JSON.")
 def command(worker: bool, within: str, as_json: bool) -> None:
-    """Say whether the workers on this machine are alive, for probes.
+    """Check whether the workers on this machine are alive, for probes.
 
-    Exit code 0: there are some, and each gave a sign of life lately. 1: there is none, or one is silent, because its
-    event loop hangs. A worker whose database is away is alive: it waits, and restarting it would help nobody.
+    Exit code 0: at least one worker runs, and all are alive. 1: no worker runs, or one is silent because its event loop
+    hangs. A worker that waits for its database is alive: a restart would not help.
 
     Examples:
       duly check

@@ -100,19 +100,19 @@ def _check_file(app: Duly) -> None:
 
 
 def check_tables(app: Duly) -> None:
-    """Refuse a SQLite file of somebody else's: opening it would put our tables into it."""
+    """Refuse a SQLite file of another program: opening it would create our tables in it."""
     from duly.store.sqlite import schema
 
     path = app.settings.url.path
     if path is not None and not schema.look(path):
         raise SchemaMismatch(
-            f"{path} has no tables of duly, and a look does not make them: name another database with --url, "
+            f"{path} has no tables of duly, and reading does not create them: name another database with --url, "
             "or run `duly migrate`"
         )
 
 
 def whole_id(app: Duly, given: str) -> str:
-    """Give the whole id of a job of which a person gave the beginning."""
+    """Complete the id of a job of which the first digits were given."""
     if (text := id_digits(given)) is None:
         raise JobNotFound(f"{given!r} is not the id of a job: {AN_ID}")
     if len(text) == WHOLE_ID:
@@ -127,13 +127,13 @@ AN_ID = f"an id is {WHOLE_ID} hexadecimal digits, or the first {SHORTEST_ID} or 
 
 
 def id_digits(given: str) -> str | None:
-    """Give the digits of an id that a person may have shortened; None: it is no id."""
+    """Give the digits of an id that may be shortened; None: it is not an id."""
     text = given.strip().lower().replace("-", "")
     return text if SHORTEST_ID <= len(text) <= WHOLE_ID and set(text) <= set("0123456789abcdef") else None
 
 
 def the_one(found: Sequence[str], given: str, what: str) -> str:
-    """Give the only id that begins so, refusing to choose."""
+    """Give the only id with this beginning; raise if there are several."""
     if len(found) > 1:
         some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
         raise ConfigError(f"several {what} have an id that begins with {given}: {some}. Give more of it")
@@ -141,13 +141,13 @@ def the_one(found: Sequence[str], given: str, what: str) -> str:
 
 
 def since_ms(app: Duly, text: str | None, what: str = "--since") -> int | None:
-    """Read a moment: how long ago by the database's clock, or a date."""
+    """Read a moment: a duration before the clock of the database, or a date."""
     if text is None:
         return None
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        ago_ms = _ago_ms(text, what)  # a mistake is told before the database is asked
+        ago_ms = _ago_ms(text, what)  # a mistake is raised before the database is queried
         return max(0, app.driver.run(ops.clock()) - ago_ms)
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 

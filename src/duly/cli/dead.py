@@ -233,7 +233,7 @@ def resolve(app: Duly, jobs: Sequence[JobRecord], by: str, why: str) -> list[Don
 
     Examples:
       duly dead resolve 01997f3e-2a40-7c11-9d0c-5a1f0e8b7a55 --why "paid by hand"
-      duly dead resolve --task send_receipt --until 2026-01-31 --why "customers were told" --dry-run
+      duly dead resolve --task send_receipt --until 2026-01-31 --why "customers have been informed" --dry-run
     """
     resolved = app.driver.run(ops.resolve([job.id for job in jobs], by=by, why=why))
     return [Done(job.id, "resolved") if job.id in resolved else _not("resolved", job) for job in jobs]

@@ -1,4 +1,4 @@
-"""How `duly dev` shows what becomes of jobs: a line each, and below it the traceback of an attempt that failed."""
+"""Prints the outcome of each job for `duly dev`: a line, and the traceback of a failed attempt below it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Read = Callable[[Op[list[Attempt]]], list[Attempt]]
 
 
 class JobLines:
-    """Listens to an app, and shows what becomes of its jobs."""
+    """Listens to an app, and prints the outcome of its jobs."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Show one event, if it is about a job."""
+        """Print an event of a job."""
         kind, _, word = name.partition(".")
         if kind == "job" and "job_id" in fields:
             trace = self._traceback(fields) if fields.get("error_class") else ""
@@ -46,7 +46,7 @@ class JobLines:
                 click.echo("".join(f"    {line}\n" for line in lines), nl=False, err=True)
 
     def _traceback(self, fields: Mapping[str, Any]) -> str:
-        """Read what was recorded of the attempt."""
+        """Read the recorded traceback of an attempt."""
         with suppress(DulyError):
             for attempt in self._read(ops.attempts(fields["job_id"])):
                 if attempt.attempt == fields["attempt"]:
@@ -55,7 +55,7 @@ class JobLines:
 
 
 def line_of(word: str, fields: Mapping[str, Any], place: str | None) -> str:
-    """Write what became of a job in one line."""
+    """Write the outcome of a job in one line."""
     moment = datetime.now().astimezone().strftime("%H:%M:%S")
     shown = output.style(f"{word.replace('_', ' '):<9}", fg=COLOURS.get(word))
     parts = [f"{fields['task']} {fields['job_id']}"]
@@ -90,7 +90,7 @@ def place_in(trace: str) -> str | None:
 
 
 def without_ours(trace: str) -> str:
-    """Leave out the frames of duly, which only say how the handler was called."""
+    """Leave out the frames of duly: they only show how the handler was called."""
     kept, skipping = [], False
     for line in trace.splitlines():
         if match := FRAME.match(line):

@@ -1,4 +1,4 @@
-"""`duly doctor`: examine the database, the workers and the tasks; each finding in a line, with what to do about it."""
+"""`duly doctor`: checks the database, the workers and the tasks, and prints each finding with its remedy."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from duly.store.driver import Finding
 from duly.store.schedules import GONE
 
 SLOW_MS = 60_000
-# A lease is taken when it was seen twice; what is still there this long after it ended was seen by nobody.
+# A job is rescued once its lease is found expired twice; this long after that, no worker has looked.
 UNSEEN_MS = 10_000
-# To fill a batch takes seconds; one that is not sealed after this long was probably given up.
+# Filling a batch takes seconds; one that is unsealed for longer was probably interrupted.
 UNSEALED_MS = 3_600_000
 MOST_BATCHES = 1000
-ELSEWHERE = "mend it, or name another database with --url, --app or $DULY_URL"
+ELSEWHERE = "repair it, or name another database with --url, --app or $DULY_URL"
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 @click.command()
-@click.option("--deep", is_flag=True, help="Read the whole file and look for damage, which takes its time. SQLite.")
-@click.option("--verbose", is_flag=True, help="Say also how everything is set, and where each setting comes from.")
+@click.option("--deep", is_flag=True, help="SQLite: read the whole file and check it for damage. This takes long.")
+@click.option("--verbose", is_flag=True, help="Also print each setting and where it comes from.")
 @database_options
 @json_option
 def command(choice: Choice, deep: bool, verbose: bool, as_json: bool) -> None:
-    """Examine the database, the workers and the tasks, and say what to do.
+    """Check the database, the workers and the tasks, and print what to do.
 
-    With --app also the tasks of the app that no living worker knows.
+    With --app it also checks that living workers know the tasks of the app.
 
     Examples:
       duly doctor
@@ -58,7 +58,7 @@ def command(choice: Choice, deep: bool, verbose: bool, as_json: bool) -> None:
         output.answer_json({"good": good, "findings": [_plain(finding) for finding in findings], "settings": settings})
     else:
         for finding in findings:
-            _tell(finding)
+            _print(finding)
         if verbose:
             click.echo()
             output.table(
@@ -68,7 +68,7 @@ def command(choice: Choice, deep: bool, verbose: bool, as_json: bool) -> None:
 
 
 def _findings(app: Duly, deep: bool) -> list[Finding]:
-    """Gather all findings; a database that cannot be asked is the last one."""
+    """Collect all findings; an error of the database is the last one."""
     findings: list[Finding] = []
     try:
         check_tables(app)
@@ -82,7 +82,7 @@ def _findings(app: Duly, deep: bool) -> list[Finding]:
 
 
 class _Workings:
-    """What goes on in a database, read once."""
+    """The workers, queues and jobs of a database, read once."""
 
     def __init__(self, app: Duly) -> None:
         run = app.driver.run
@@ -95,17 +95,17 @@ class _Workings:
         self._due = [queue.name for queue in self._queues if queue.oldest_ms is not None]
 
     def findings(self) -> Iterator[Finding]:
-        """Look at the workers, at the work, and at what was left behind."""
-        yield from self._look_at_workers()
-        yield from self._look_at_tasks()
-        yield from self._look_at_pauses()
-        yield from self._look_at_leases()
-        yield from self._look_at_queues()
-        yield from self._look_at_schedules()
-        yield from self._look_at_batches()
-        yield from self._look_at_dead()
+        """Check workers, jobs, schedules and batches."""
+        yield from self._check_workers()
+        yield from self._check_tasks()
+        yield from self._check_pauses()
+        yield from self._check_leases()
+        yield from self._check_queues()
+        yield from self._check_schedules()
+        yield from self._check_batches()
+        yield from self._check_dead()
 
-    def _look_at_workers(self) -> Iterator[Finding]:
+    def _check_workers(self) -> Iterator[Finding]:
         due = [name for name in self._due if name not in self._paused]
         start = "start one: duly worker module:app"
         if self._workers:
@@ -125,7 +125,7 @@ class _Workings:
                 f"start a worker for them: duly worker module:app --queues {shlex.quote(','.join(unserved[:5]))}",
             )
 
-    def _look_at_tasks(self) -> Iterator[Finding]:
+    def _check_tasks(self) -> Iterator[Finding]:
         parked = self._app.driver.run(ops.parked())
         for figure in parked:
             yield Finding(
@@ -148,7 +148,7 @@ class _Workings:
         if not parked and not unknown:
             yield Finding("tasks", "ok", "no job waits for a worker that knows its task")
 
-    def _look_at_pauses(self) -> Iterator[Finding]:
+    def _check_pauses(self) -> Iterator[Finding]:
         for pause in self._pauses:
             end = "" if pause.paused_until is None else f" until {output.moment(pause.paused_until)}"
             why = f": {pause.paused_why}" if pause.paused_why else ""
@@ -158,56 +158,56 @@ class _Workings:
                 "pauses",
                 "warning",
                 f"{pause.kind} {pause.name!r} is paused by {pause.paused_by} since {since}{end}{why}",
-                f"let it go on: duly queues resume {shlex.quote(pause.name)}{flag}",
+                f"resume it: duly queues resume {shlex.quote(pause.name)}{flag}",
             )
         if not self._pauses:
             yield Finding("pauses", "ok", "nothing is paused")
 
-    def _look_at_leases(self) -> Iterator[Finding]:
+    def _check_leases(self) -> Iterator[Finding]:
         seen = self._app.driver.run(ops.expired_leases())
         unseen = [one for one in seen if self._now - one.lease_until > one.lease_ms + UNSEEN_MS]
         if not unseen:
-            yield Finding("leases", "ok", "no job is held by a worker that has gone")
+            yield Finding("leases", "ok", "no job is held by a dead worker")
             return
         oldest = max(self._now - one.lease_until for one in unseen)
         held = "1 job is" if len(unseen) == 1 else f"{len(unseen):,} jobs are"
-        text = f"{held} held by workers that have gone, since {output.age(oldest)}: nobody takes them"
-        start, look = "start a worker: any worker takes them over", "look into the logs of the workers"
-        yield Finding("leases", "error", text, look if self._workers else start)
+        text = f"{held} held by dead workers for {output.age(oldest)}: no worker rescues them"
+        start, read = "start a worker: any worker rescues them", "read the logs of the workers"
+        yield Finding("leases", "error", text, read if self._workers else start)
 
-    def _look_at_queues(self) -> Iterator[Finding]:
+    def _check_queues(self) -> Iterator[Finding]:
         held = [queue for queue in self._queues if queue.name in self._due and queue.name in self._paused]
         for queue in held:
             yield Finding(
                 "queues",
                 "warning",
-                f"queue {queue.name!r}: jobs are due since {output.age(queue.oldest_ms)}, but it is paused "
+                f"queue {queue.name!r}: jobs are due for {output.age(queue.oldest_ms)}, but it is paused "
                 f"by {self._paused[queue.name].paused_by} ({output.count(queue.ready)} ready)",
-                f"let it go on: duly queues resume {shlex.quote(queue.name)}",
+                f"resume it: duly queues resume {shlex.quote(queue.name)}",
             )
         slow = [queue for queue in self._queues if (queue.oldest_ms or 0) > SLOW_MS and queue not in held]
         for queue in slow:
             yield Finding(
                 "queues",
                 "warning",
-                f"queue {queue.name!r}: the oldest due job waits since {output.age(queue.oldest_ms)} "
+                f"queue {queue.name!r}: the oldest due job has waited for {output.age(queue.oldest_ms)} "
                 f"({output.count(queue.ready)} ready, {output.count(queue.running)} running)",
-                f"see what keeps it: duly jobs list --queue {shlex.quote(queue.name)} --state ready, then duly why ID; "
+                f"find the reason: duly jobs list --queue {shlex.quote(queue.name)} --state ready, then duly why ID; "
                 "or start more workers",
             )
         if not slow and not held:
             yield Finding("queues", "ok", f"no due job waits longer than {durations.describe(SLOW_MS)}")
 
-    def _look_at_schedules(self) -> Iterator[Finding]:
+    def _check_schedules(self) -> Iterator[Finding]:
         found = self._app.schedules.list()
-        rules: dict[Timing, list[str]] = {}  # many schedules may have the same
+        rules: dict[Timing, list[str]] = {}  # many schedules may share a rule
         for one in found:
             timing = Timing(Mode(one.mode), one.spec, one.tz, one.interval_ms)
             rules.setdefault(timing, []).append(one.name)
         unreadable = [(names, problem) for timing, names in rules.items() if (problem := _problem(timing, self._now))]
         for names, problem in unreadable:
             text = f"{_some(names)} cannot be read on this machine: {problem}"
-            yield Finding("schedules", "warning", text, "mend it: workers here cannot fire it")
+            yield Finding("schedules", "warning", text, "correct it: workers here cannot fire it")
         if gone := [one.name for one in found if one.paused_at is not None and one.paused_why == GONE]:
             remedy = f"start a worker that has it, or delete it: duly schedules delete {shlex.quote(gone[0])}"
             yield Finding("schedules", "warning", f"{_some(gone)} paused: {GONE}", remedy)
@@ -215,11 +215,11 @@ class _Workings:
             one.name for one in found if one.paused_at is None and (one.next_at or self._now) < self._now - SLOW_MS
         ]
         if overdue:
-            yield Finding("schedules", "warning", f"{_some(overdue)} overdue: nobody fires it", "start a worker")
+            yield Finding("schedules", "warning", f"{_some(overdue)} overdue: no worker fires it", "start a worker")
         if not unreadable and not gone and not overdue:
             yield Finding("schedules", "ok", "all schedules can be read on this machine")
 
-    def _look_at_batches(self) -> Iterator[Finding]:
+    def _check_batches(self) -> Iterator[Finding]:
         active = self._app.batches.list(active=True, limit=MOST_BATCHES)
         unsealed = [one for one in active if one.sealed_at is None and self._now - one.created_at > UNSEALED_MS]
         if not unsealed:
@@ -230,11 +230,11 @@ class _Workings:
         yield Finding(
             "batches",
             "warning",
-            f"{named} not sealed since {output.age(self._now - oldest.created_at, units=1)}: the filling broke off",
-            f"fill it on under its key, or cancel it: duly batches cancel {oldest.id}",
+            f"{named} unsealed for {output.age(self._now - oldest.created_at, units=1)}: the filling was interrupted",
+            f"fill it again under its key, or cancel it: duly batches cancel {oldest.id}",
         )
 
-    def _look_at_dead(self) -> Iterator[Finding]:
+    def _check_dead(self) -> Iterator[Finding]:
         figures = self._app.driver.run(ops.dead_metrics())
         if not figures:
             yield Finding("dead", "ok", "no dead letters")
@@ -245,12 +245,12 @@ class _Workings:
             "dead",
             "warning",
             f"{letters}, the oldest {output.age(oldest)} old",
-            "look at them: duly dead list; then duly dead replay ID, or duly dead resolve ID",
+            "list them: duly dead list; then duly dead replay ID, or duly dead resolve ID",
         )
 
 
 def _problem(timing: Timing, now: int) -> str | None:
-    """Say why a schedule cannot be read here: a zone that is not known, or what only a newer version writes."""
+    """Give the reason why a schedule cannot be read here: an unknown zone, or a rule of a newer version."""
     try:
         next_after(timing, now)
     except ConfigError as error:
@@ -271,7 +271,7 @@ def _settings(settings: Settings) -> dict[str, dict[str, Any]]:
         name, value = field.name.removesuffix("_ms"), getattr(settings, field.name)
         if name != field.name:
             value = durations.describe(value)
-        # A URL shows itself without its password.
+        # str() of a URL omits the password.
         shown = value if isinstance(value, bool | int | str) or value is None else str(value)
         found[name] = {"value": shown, "origin": settings.origin(name)}
     return found
@@ -281,7 +281,7 @@ def _plain(finding: Finding) -> dict[str, str | None]:
     return {"name": finding.name, "level": finding.level, "text": finding.text, "remedy": finding.remedy}
 
 
-def _tell(finding: Finding) -> None:
+def _print(finding: Finding) -> None:
     level = output.style(f"{finding.level:<7}", fg=COLOURS[finding.level])
     click.echo(f"{level}  {finding.name:<12}  {output.plain(' '.join(finding.text.split()))}")
     if finding.remedy:

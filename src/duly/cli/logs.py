@@ -1,4 +1,4 @@
-"""How a command logs: a line a person can read, or a JSON object a line. Only commands configure logging."""
+"""Configures logging for commands: readable lines, or a JSON object in each line."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
 COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "31"}
-# What every record has; the rest was given as `extra`.
+# The fields of every record; all others were given as `extra`.
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# What the first lines have said to people already.
+# Fields that the first lines have already printed.
 SAID_BEFORE = {"worker.started": frozenset({"queues", "tasks", "concurrency"})}
 
 
 def configure(level: str, *, as_json: bool, quiet: tuple[str, ...] = (), stream: TextIO | None = None) -> None:
-    """Log to stderr: what duly tells from `level` on, and what others do from there or INFO on.
+    """Log to stderr: events of duly from `level` on, those of other libraries from INFO on.
 
-    Events of duly's whose name begins with one of `quiet` are left out: they are told in another way.
+    Events of duly whose name begins with one of `quiet` are omitted: they are printed in another way.
     """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)

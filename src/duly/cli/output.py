@@ -1,4 +1,4 @@
-"""How commands answer: tables and sentences for people, JSON for programs, a bar while something takes long."""
+"""Prints answers: tables and sentences for people, JSON for programs, a progress bar for long changes."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def age(ms: int | None, *, units: int = 2) -> str:
 
 
 def count(number: int) -> str:
-    """Write a count that may have been given up on."""
+    """Write a count that stops at 10,001."""
     return f"{number:,}" if number <= MANY else f"more than {MANY:,}"
 
 
 def figure(number: int) -> str:
-    """Write a count that may have been given up on, short enough for a column."""
+    """Write a count that stops at 10,001, for a column."""
     return f"{number:,}" if number <= MANY else f"{MANY:,}+"
 
 
@@ -138,7 +138,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def confirmed(question: str, *, yes: bool) -> bool:
-    """Ask before something is changed; who is no terminal must have said --yes."""
+    """Ask before a change; without a terminal --yes is required."""
     if yes:
         return True
     if not sys.stdin.isatty():
@@ -150,9 +150,9 @@ def confirmed(question: str, *, yes: bool) -> bool:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show how far a long job is, on terminals only; call what it gives with each number done.
+    """Show a progress bar on a terminal; call the given function with the number of each chunk.
 
-    Without a total it counts upwards, and does not pretend to know the end.
+    Without a total it counts upwards.
     """
     if not sys.stderr.isatty():
         yield lambda done: None
@@ -163,7 +163,7 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def reason(error: Exception) -> str:
-    """Give a message for people: a store's without the name of the operation, and without what libpq repeats."""
+    """Write an error for people: without the name of the operation, and without what libpq repeats."""
     if not isinstance(error, StoreError):
         return str(error)
     message = re.sub(r"^[a-z_]+: ", "", str(error))
@@ -171,7 +171,7 @@ def reason(error: Exception) -> str:
 
 
 def plain(text: str) -> str:
-    """Take out what a terminal would obey: error texts come from anywhere."""
+    """Replace control characters, which a terminal would interpret: error texts come from anywhere."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 

@@ -217,7 +217,7 @@ def resume(app: Duly, name: str, is_task: bool, by: str, why: str | None, as_jso
     "--ageing", metavar="DURATION|off", help="How much waiting counts as one priority, such as 1m; nothing is starved."
 )
 @click.option(
-    "--retry-share", metavar="SHARE|off", help="What share of the work retries may be while other work waits: 0.2."
+    "--retry-share", metavar="SHARE|off", help="The largest share of retries while other jobs wait, such as 0.2."
 )
 @click.option("--task", "is_task", is_flag=True, help="NAME is a task that has a cap or a rate in its code.")
 @click.option("--cap", metavar="N|off", help="How many jobs of the task, or of each of its keys, run at once.")
@@ -278,7 +278,7 @@ def _read_limits(name: str, is_task: bool, given: dict[str, Any]) -> dict[str, A
 
 
 def _task_text(limits: TaskLimits) -> str:
-    """Write the limits of a task, and who set those that are not in its code."""
+    """Write the limits of a task, and the user who set them at run time."""
     cap = limits.cap if limits.set_cap is None else limits.set_cap
     parts = [f"cap {cap}"] if cap else []
     count, per_ms = limits.rate_count, limits.rate_ms

@@ -1,7 +1,7 @@
-"""Starts a worker again whenever a file of the person's code has changed.
+"""Restarts a worker when a file of the user's code changes.
 
-The parent never imports that code: it looks at the files and runs one worker process, which it stops and starts. What
-is wrong with the code the worker says itself; then the next change is waited for.
+The parent never imports that code: it polls the files, and stops and starts one worker process. The worker prints
+mistakes in the code; the parent then waits for the next change.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import click
 
 from duly.cli.supervisor import Changed, Died, Supervisor, how
 
-# How a worker ends that has not begun: told to, or because of what can be mended in the code. More than this: because
-# of another mistake, whose exit code is added.
+# The exit code of a worker that did not start: it was stopped, or the code has a mistake. A higher code means another
+# mistake, whose exit code is added.
 NOT_BEGUN = MISTAKE = 100
 KILL_AFTER_S = 3.0
 
 LOOK_S, SELDOM_LOOK_S, SETTLE_S, SETTLE_FOR_S = 0.25, 2.0, 0.05, 2.0
-# Looking costs less than a hundredth of a processor, more only where there are thousands of files.
+# Polling takes less than 1 % of a processor, and more only for thousands of files.
 REST = 150
 MOST_ENTRIES = 20_000
 SKIPPED = frozenset({"node_modules", "__pycache__"})
@@ -37,7 +37,7 @@ Files: TypeAlias = dict[str, tuple[int, int]]
 
 
 class Reloader(Supervisor):
-    """Runs one worker process, anew after each change."""
+    """Runs one worker process, and restarts it after each change."""
 
     def __init__(self, words: Sequence[str], folder: Path, *, grace_s: float) -> None:
         super().__init__(words, 1)
@@ -48,13 +48,13 @@ class Reloader(Supervisor):
         self._greeted = False
         self._given_up = False
         self._stale: set[str] = set()
-        watch = FolderWatch(folder)  # what changes from here on is noticed
-        threading.Thread(target=watch.run, args=(self._tell,), name="duly-files", daemon=True).start()
+        watch = FolderWatch(folder)  # changes from now on are noticed
+        threading.Thread(target=watch.run, args=(self._put,), name="duly-files", daemon=True).start()
 
-    def _tell(self, files: Sequence[str]) -> None:
-        self._told.put(Changed(tuple(files)))
+    def _put(self, files: Sequence[str]) -> None:
+        self._words_in.put(Changed(tuple(files)))
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         return bool(self._running) or not (self._asked or self._given_up)
 
     def _start(self, place: int) -> None:
@@ -63,7 +63,7 @@ class Reloader(Supervisor):
         super()._start(place)
 
     def _drop_compiled(self) -> None:
-        """Have Python compile anew what has changed: it knows a file by its size and the second of its change."""
+        """Delete compiled files: Python compares size and second only, and could miss a change."""
         for file in self._stale:
             with suppress(OSError, NotImplementedError):
                 Path(cache_from_source(file)).unlink(missing_ok=True)
@@ -72,10 +72,10 @@ class Reloader(Supervisor):
     def _changed(self, changed: Changed) -> None:
         self._stale.update(changed.files)
         if self._asked or self._stopping:
-            return  # the next worker has not begun to read
+            return  # the next worker has not read the files yet
         self._first = False
-        wiped = "\r\x1b[K" if sys.stderr.isatty() else ""  # the worker may be counting there
-        click.echo(f"{wiped}{_named(changed.files)} changed: starting again", err=True)
+        wiped = "\r\x1b[K" if sys.stderr.isatty() else ""  # the worker may show a countdown there
+        click.echo(f"{wiped}{_named(changed.files)} changed: restarting", err=True)
         if not self._running:
             self._due = {0: 0.0}
             return
@@ -87,7 +87,7 @@ class Reloader(Supervisor):
         reaper.start()
 
     def _died(self, died: Died) -> int:
-        """Start the worker again, but after a mistake only when something has changed."""
+        """Restart the worker, but after a mistake only when a file changes."""
         has_begun = died.code < NOT_BEGUN
         self._greeted = self._greeted or has_begun
         first, self._first = self._first, False
@@ -104,19 +104,19 @@ class Reloader(Supervisor):
         if first and died.code > NOT_BEGUN:
             self._given_up = True
             return died.code - MISTAKE
-        click.echo("Mend it and save: this is tried again then. Ctrl-C ends.", err=True)
+        click.echo("Fix it and save: the worker then restarts. Ctrl-C ends.", err=True)
         return 0
 
-    def _tell_death(self, died: Died, pid: int, pause_s: float) -> None:
+    def _report_death(self, died: Died, pid: int, pause_s: float) -> None:
         click.echo(
-            f"the worker (pid {pid}) has died ({how(died.code)}) and starts again; "
-            "what it was running runs again when its leases have ended",
+            f"the worker (pid {pid}) has died ({how(died.code)}) and restarts; "
+            "its jobs run again when their leases expire",
             err=True,
         )
 
 
 def _named(files: Sequence[str]) -> str:
-    """Name what has changed, in few words."""
+    """Write the names of the first changed files."""
     shown = [os.path.relpath(file) for file in files[:2]]
     more = len(files) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
@@ -130,7 +130,7 @@ class FolderWatch:
         self._seen = look(self._folder)
 
     def run(self, changed: Callable[[Sequence[str]], None]) -> None:
-        """Call `changed` with the files that have, once for what is saved together; never ends."""
+        """Call `changed` with the changed files, once for files saved together; never return."""
         while True:
             began = time.thread_time()
             now = look(self._folder)
@@ -144,7 +144,7 @@ class FolderWatch:
             time.sleep(rest_s)
 
     def _settled(self, now: Files) -> Files:
-        """Look until nothing changes any more: an editor saves in several steps, a checkout many files."""
+        """Poll until the files stop changing: editors save in several steps, a checkout writes many files."""
         give_up_at = time.monotonic() + SETTLE_FOR_S
         while time.monotonic() < give_up_at:
             time.sleep(SETTLE_S)
@@ -155,7 +155,7 @@ class FolderWatch:
 
 
 def look(folder: str) -> Files:
-    """Read when the files changed and how large they are, those near the folder first, and not without end."""
+    """Read time and size of the files, nearest folders first, up to a limit."""
     found: Files = {}
     folders = deque([folder])
     entries = 0

@@ -24,9 +24,9 @@ from duly.store.op import Op
 
 WHY = "restored from a backup"
 NEXT_STEPS = """\
-See what is held:     duly queues list; duly jobs list --state waiting
-Run interrupted jobs: duly jobs retry ID, or for all of them: duly jobs retry --error held: --dry-run
-Resume a queue:       duly queues resume NAME"""
+List held jobs:       duly queues list; duly jobs list --state waiting.
+Run interrupted jobs: duly jobs retry ID, or all: duly jobs retry --error held: --dry-run.
+Resume a queue:       duly queues resume NAME."""
 
 
 @click.command()

@@ -64,10 +64,10 @@ command.add_command(backfill)
 @click.option("--paused", is_flag=True, help="Only paused schedules.")
 @with_app
 def list_(app: Duly, paused: bool, as_json: bool) -> None:
-    """List schedules: their next and last due time, their rule in words, and who paused them.
+    """List schedules: their next and last due time, their rule in words, and their pauses.
 
-    The state is active, paused, ended (its rule has no due time any more), or running (it counts from the end of its
-    run, which has not ended yet).
+    The state is active, paused, ended or running. Ended: the rule has no further due time. Running: the next due time
+    counts from the end of the present run.
 
     Examples:
       duly schedules list
@@ -325,7 +325,7 @@ def delete(app: Duly, name: str, dry_run: bool, yes: bool, by: str, why: str | N
 
     Examples:
       duly schedules delete nightly_report --dry-run
-      duly schedules delete nightly_report --yes --why "nobody reads it"
+      duly schedules delete nightly_report --yes --why "no reader is left"
     """
     schedule = find_schedule(app, name)
     if not dry_run:

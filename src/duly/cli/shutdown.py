@@ -1,8 +1,7 @@
-"""How a worker process ends: asked by a signal, or because its supervisor is gone, and in time whatever hangs in it.
+"""Ends a worker process: after a signal or when its supervisor has exited, and in time even if something hangs.
 
-A signal only puts a word into a queue. A thread of its own reads it, tells the worker to stop, and watches the clock:
-when the grace time and a second are over, or a second after the second signal, the process ends, even if the event
-loop, a handler's thread or something at exit hangs.
+A signal only puts an item into a queue. A thread reads it, stops the worker, and waits for at most the grace time and
+a second, or a second after the second signal. Then it ends the process, even if the event loop or a handler hangs.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ LAST_SECONDS = 1.0
 
 
 class Ending:
-    """Sees to it that this process ends when it should."""
+    """Ends this process in time."""
 
     def __init__(self) -> None:
-        self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stop: Callable[[], object] | None = None
         self._grace_s = 0.0
         self._leave: Callable[[], object] = _stuck
         self.asked = 0
-        self.idle_code = 0  # how the process ends when told to before there was anything to stop
+        self.idle_code = 0  # the exit code when there is nothing to stop yet
 
     def hear(self, lifeline: int | None = None) -> None:
-        """Hear signals from now on, and the end of whoever holds the other end of the pipe `lifeline`."""
+        """Handle signals, and stop when the process at the other end of the pipe `lifeline` exits."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
         threading.Thread(target=self._watch, name="duly-ending", daemon=True).start()
@@ -41,29 +40,29 @@ class Ending:
             threading.Thread(target=self._hold, args=(lifeline,), name="duly-lifeline", daemon=True).start()
 
     def asks(self, stop: Callable[[], object], *, grace_s: float) -> None:
-        """Call `stop` when asked to end. Before this there is nothing to stop, and the process just ends."""
+        """Call `stop` on a signal. Before this there is nothing to stop, and the process exits."""
         self._grace_s = grace_s
         self._stop = stop
 
     def over(self, leave: Callable[[], object]) -> None:
-        """Take note that all is done: if the process does not end by itself now, `leave` ends it."""
+        """Note that the worker has ended: if the process then does not exit in time, `leave` ends it."""
         self._leave = leave
-        self._told.put("over")
+        self._words.put("over")
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._told.put("stop")
+        self._words.put("stop")
 
     def _hold(self, lifeline: int) -> None:
         with suppress(OSError):
             while os.read(lifeline, 1):
                 pass
-        self._told.put("stop")
+        self._words.put("stop")
 
     def _watch(self) -> None:
         until: float | None = None
         while True:
             try:
-                word = self._told.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                word = self._words.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
             except queue.Empty:
                 self._leave()
                 return
@@ -73,7 +72,7 @@ class Ending:
                 until = time.monotonic() + LAST_SECONDS
 
     def _ask(self) -> float:
-        """Tell the worker to stop, and say when the process is to end at the latest."""
+        """Stop the worker, and return when the process must have ended."""
         self.asked += 1
         if self._stop is None or self.asked > 2:
             leave(self.idle_code if self._stop is None else 1)
@@ -83,7 +82,7 @@ class Ending:
 
 
 def leave(code: int) -> None:
-    """End this process at once, whatever its threads do."""
+    """End this process at once, without its threads."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -91,5 +90,5 @@ def leave(code: int) -> None:
 
 
 def _stuck() -> None:
-    os.write(2, b"duly: the worker did not stop in time: what it held is rescued when its leases have ended\n")
+    os.write(2, b"duly: the worker did not stop in time: its jobs are rescued when their leases expire\n")
     os._exit(1)

@@ -1,7 +1,7 @@
-"""Several worker processes under one: starts them, tells them to stop, starts those again that died.
+"""Runs several worker processes: starts them, stops them, and restarts those that die.
 
-It holds one end of a pipe and they the other: if it is killed, they see that end and stop by themselves. They are in
-process groups of their own, so that Ctrl-C is heard once, here, and handed on.
+It holds one end of a pipe and they hold the other: if it is killed, they read the end of the pipe and stop. Each is in
+its own process group, so that Ctrl-C reaches only the supervisor, which stops them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import NamedTuple, TypeAlias
 
 log = logging.getLogger("duly.supervisor")
 
-# A worker of ours that asks to be started again ends with this (EX_TEMPFAIL).
+# The exit code of a worker that must be restarted (EX_TEMPFAIL).
 RESTART = 75
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-# Whoever lived this long did not die of how it was started.
+# A process that ran this long did not fail at its start.
 SETTLED_S = 10.0
 
 
@@ -52,7 +52,7 @@ class Supervisor:
         self._words = words
         self._count = count
         self._farewell = farewell
-        self._told: queue.SimpleQueue[Word] = queue.SimpleQueue()
+        self._words_in: queue.SimpleQueue[Word] = queue.SimpleQueue()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._started_at: dict[int, float] = {}
         self._pause_s = dict.fromkeys(range(count), FIRST_PAUSE_S)
@@ -61,22 +61,22 @@ class Supervisor:
         self._lifeline, self._held = os.pipe()
 
     def run(self) -> int:
-        """Run until all have ended; answers the exit code."""
+        """Run until all have ended; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
         self._due = dict.fromkeys(range(self._count), 0.0)
         worst = 0
-        while self._goes_on():
+        while self._continues():
             self._start_due()
             with suppress(queue.Empty):
-                worst = max(worst, self._hear(self._told.get(timeout=self._how_long())))
+                worst = max(worst, self._handle(self._words_in.get(timeout=self._how_long())))
         log.info("supervisor.stopped")
         return worst
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         return bool(self._running or self._due)
 
-    def _hear(self, word: Word) -> int:
+    def _handle(self, word: Word) -> int:
         match word:
             case Died():
                 return self._died(word)
@@ -87,10 +87,10 @@ class Supervisor:
         return 0
 
     def _changed(self, changed: Changed) -> None:
-        """Heed that files have changed: a worker in production does not."""
+        """Handle changed files: in production they are ignored."""
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._told.put(number)
+        self._words_in.put(number)
 
     def _how_long(self) -> float | None:
         return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
@@ -101,7 +101,7 @@ class Supervisor:
             try:
                 self._start(place)
                 del self._due[place]
-            except OSError as error:  # no process or memory to be had just now
+            except OSError as error:  # no process or memory is available
                 log.warning("supervisor.cannot_start", extra={"place": place, "error": str(error)})
                 self._due[place] = now + LONGEST_PAUSE_S
 
@@ -118,10 +118,10 @@ class Supervisor:
         threading.Thread(target=self._wait, args=(place, process), daemon=True).start()
 
     def _wait(self, place: int, process: subprocess.Popen[bytes]) -> None:
-        self._told.put(Died(place, process.wait()))
+        self._words_in.put(Died(place, process.wait()))
 
     def _died(self, died: Died) -> int:
-        """Start a worker again that should not have ended; answers how badly one ended that should have."""
+        """Restart a worker that died; return the exit code of one that was stopped."""
         process = self._running.pop(died.place)
         if self._asked:
             return 1 if died.code else 0
@@ -130,15 +130,15 @@ class Supervisor:
         pause = self._pause_s[died.place]
         self._pause_s[died.place] = min(pause * 2, LONGEST_PAUSE_S)
         self._due[died.place] = time.monotonic() + pause
-        self._tell_death(died, process.pid, pause)
+        self._report_death(died, process.pid, pause)
         return 0
 
-    def _tell_death(self, died: Died, pid: int, pause_s: float) -> None:
+    def _report_death(self, died: Died, pid: int, pause_s: float) -> None:
         extra = {"place": died.place, "worker_pid": pid, "how": how(died.code), "again_in_s": pause_s}
         log.warning("supervisor.worker_died", extra=extra)
 
     def _stop(self, number: int) -> None:
-        """Tell all workers to stop; told twice, they stop at once, and the third time they are killed."""
+        """Stop all workers; the second time they stop at once, and the third time they are killed."""
         if not self._asked:
             log.info("supervisor.stopping", extra={"signal": signal.Signals(number).name})
             if self._farewell:
@@ -150,7 +150,7 @@ class Supervisor:
 
 
 def how(code: int) -> str:
-    """Say how a process ended."""
+    """Write how a process ended."""
     if code == RESTART:
         return "half of its threads are stuck"
     if code >= 0:
@@ -161,8 +161,8 @@ def how(code: int) -> str:
 
 
 def command_line(*words: str) -> list[str]:
-    """Give the words that start `duly` with this Python.
+    """Give the command that starts `duly` with this Python.
 
-    The current folder comes onto the path with the app and not before (-P): a file `queue.py` there is not Python's.
+    -P keeps the current folder off the path until the app is imported: a `queue.py` there must not hide Python's.
     """
     return [sys.executable, "-P", "-m", "duly", *words]
