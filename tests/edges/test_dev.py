@@ -175,6 +175,7 @@ def test_files_that_are_named_as_modules_of_python_do_no_harm(here):
 # Reloading
 
 
+@pytest.mark.slow
 def test_it_reloads_when_a_file_changes_even_twice_in_a_second_with_the_same_size(here):
     file = write(here)
     dev = here.start("dev", "tasks.py", PYTHONDONTWRITEBYTECODE="")
