@@ -67,6 +67,7 @@ def each(found: list[Block]) -> list[pytest.param]:
     return [pytest.param(block, id=block.name) for block in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", each(running("python")))
 def test_an_example_runs_and_prints_what_it_says(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -79,6 +80,7 @@ def pages_with_commands() -> list[pytest.param]:
     return [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in pages]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with_commands())
 def test_the_commands_of_a_page_do_what_it_says(page, tmp_path, request):
     folder = tmp_path / "shop"

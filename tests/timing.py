@@ -15,8 +15,17 @@ from typing import Any
 import pytest
 
 MOST_CPU, LONG_S = 1.0, 0.3  # of a test that is not marked `slow`; tests known to take longer run first
-# Processor seconds for the tests of a folder, and for those of any other.
-BUDGETS = {"edges": 160, "engine": 210, "engine/crash": 90, "contract": 210, "proof": 30, "servers": 30, "rules": 30}
+# Processor seconds for the tests of a folder ("": those above the folders), and for those of any other.
+BUDGETS = {
+    "edges": 160,
+    "engine": 210,
+    "engine/crash": 90,
+    "contract": 210,
+    "proof": 30,
+    "servers": 30,
+    "rules": 30,
+    "": 70,
+}
 BUDGET = 40
 COUNTED = {"subprocess.Popen": "starts", "os.fork": "starts", "duly.tests.database": "databases"}
 NAME = pytest.StashKey[str]()
@@ -77,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_slow(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None
+    return any(item.get_closest_marker(name) for name in ("slow", "process"))
 
 
 @pytest.hookimpl(wrapper=True)

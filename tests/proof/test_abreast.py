@@ -150,6 +150,7 @@ def test_the_rows_that_compare_rates_or_are_told_in_time_run_alone():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_proof_that_is_ended(tmp_path, sign):
     ignored = signal.signal(signal.SIGINT, signal.SIG_IGN) if sign != signal.SIGINT else None  # as in a background

@@ -37,6 +37,7 @@ def recorded(tmp_path_factory):
     return apart(crashes.record, 7, STEPS, tmp_path_factory.mktemp("record"))
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_at_any_point_of_a_short_workload(folder):
     tally = apart(p02_crash_points.judged, 7, steps=STEPS, cuts=1, folder=folder)
     assert tally.wrong == []
@@ -45,6 +46,7 @@ def test_nothing_is_wrong_at_any_point_of_a_short_workload(folder):
     assert {"open", "plain", "keyed", "batch", "claim", "finish", "fatal"} <= set(tally.kinds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("control", "kind"), [("sync_full", "lost"), ("sync_at_all", "corrupt"), ("one_commit", "half-done")]
 )
@@ -182,6 +184,7 @@ def test_the_judge_finds_what_is_half_done(spoil, text, recorded, folder):
     assert text in verdict[1]
 
 
+@pytest.mark.slow
 def test_every_operation_is_recorded_sooner_or_later(tmp_path):
     kinds = {answer.name for answer in apart(crashes.record, 7, 250, tmp_path).answers}
     assert kinds == {"open", *crashes._START, *crashes._OFTEN, *crashes._SELDOM} - {"checkpoint"}

@@ -65,6 +65,7 @@ def _told_with_hashes(hashes: str) -> str:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_some_worlds_with_faults_end_well():
     assert [seed for seed in range(1_000, 1_020) if judge(seed)] == []
 
@@ -263,6 +264,7 @@ def ran(seed: int) -> frozenset[str]:
 CHANGING_SQL = sorted({*PLANTED} & {*TOUCHED})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", mostly_nightly({*CHANGING_SQL}, CHANGING_SQL[::8]))
 def test_a_world_that_never_runs_what_a_bug_changes_is_the_same_with_it(bug):
     seed = next((seed for seed in range(60) if not ran(seed) & TOUCHED[bug]), None)

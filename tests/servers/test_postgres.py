@@ -52,6 +52,7 @@ def test_it_never_runs_as_root(server: PostgresServer) -> None:
     assert owner == (os.geteuid() or server._identity["user"]) != 0
 
 
+@pytest.mark.slow
 def test_it_is_hasty_in_tests_and_durable_when_asked(server: PostgresServer) -> None:
     assert ask(server.url, "show fsync") == "off"
     assert ask(server.url, "show max_connections") == "200"
@@ -139,6 +140,7 @@ def test_a_killed_test_run_takes_its_server_along(sign: signal.Signals) -> None:
     wait_until_gone(int(pid), Path(home))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_an_ordinary_user_starts_it_as_himself() -> None:
     program = (
@@ -166,6 +168,7 @@ def test_the_wheels_servers_work_too(folder: Path) -> None:
         assert str(ask(server.new_database(), "select version()")).startswith("PostgreSQL 1")
 
 
+@pytest.mark.slow
 def test_binaries_that_only_root_can_reach_are_copied(tmp_path: Path) -> None:
     found = postgres.wheel_binaries()
     if os.geteuid() != 0 or not found:
@@ -182,6 +185,7 @@ def test_an_override_without_a_server_is_an_error(monkeypatch: pytest.MonkeyPatc
         postgres.find_binaries()
 
 
+@pytest.mark.slow
 def test_servers_of_a_run_begin_with_the_same_data_and_leave_nothing() -> None:
     with postgres.initialised():
         data = Path(os.environ[postgres.INITIALISED])
