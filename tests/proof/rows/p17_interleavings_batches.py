@@ -17,7 +17,7 @@ from tests.contract.stores import NOW, new_id
 
 from tests.proof.rows.p17_interleavings_race import (  # isort: skip
     AGAIN, CANCELLED, DEAD, FIRST, LATE, LEASE, RETRY, SUCCESS, After, Promise, Scene, Step, cancel, claim, claims,
-    finish, finish_claimed, race, replay, rescue, repeats,
+    deferred, finish, finish_claimed, race, replay, rescue, repeats,
 )
 
 CALLBACKS = ("on_complete", "on_success", "on_first_dead")
@@ -27,26 +27,21 @@ CALLBACK = {
 }
 
 
-def opened(key: str | None = None) -> Step:
-    def make(scene: Scene) -> Op[Any]:
-        scene.batch, *ids = (new_id() for _ in ("batch", *CALLBACKS))
-        tasks = zip(CALLBACKS, ids, strict=True)
-        specs = {task: json.dumps({**CALLBACK, "id": one, "task": task}) for task, one in tasks}
-        return batches.open_batch(scene.batch, "b", key=key, callbacks=batches.Callbacks(**specs), now=NOW)
-
-    return make
+@deferred
+def opened(scene: Scene, key: str | None = None) -> Op[Any]:
+    scene.batch, *ids = (new_id() for _ in ("batch", *CALLBACKS))
+    tasks = zip(CALLBACKS, ids, strict=True)
+    specs = {task: json.dumps({**CALLBACK, "id": one, "task": task}) for task, one in tasks}
+    return batches.open_batch(scene.batch, "b", key=key, callbacks=batches.Callbacks(**specs), now=NOW)
 
 
-def add(names: str = "", *, keys: str = "", parent: str = "") -> Step:
+@deferred
+def add(scene: Scene, names: str = "", *, keys: str = "", parent: str = "") -> Op[Any]:
     """Add jobs to the batch: one for each name or key."""
-
-    def make(scene: Scene) -> Op[Any]:
-        jobs = [NewJob(new_id(), '{"n":1}', key=key) for key in keys or [None] * len(names)]
-        scene.ids.update(zip(names, (job.id for job in jobs), strict=False))
-        [held] = scene.held(parent) or [None]
-        return batches.add(Terms(task="work", batch_id=scene.batch), jobs, parent=held, now=NOW)
-
-    return make
+    jobs = [NewJob(new_id(), '{"n":1}', key=key) for key in keys or [None] * len(names)]
+    scene.ids.update(zip(names, (job.id for job in jobs), strict=False))
+    [held] = scene.held(parent) or [None]
+    return batches.add(Terms(task="work", batch_id=scene.batch), jobs, parent=held, now=NOW)
 
 
 def seal(scene: Scene, now: int = LATE) -> Op[bool]:
@@ -151,12 +146,10 @@ race("cancel of the rest of a batch against finish", [*claimed("ab"), add("c")],
 PLACES = 5
 
 
-def placed(begin: int, end: int) -> Step:
-    def make(scene: Scene) -> Op[Any]:
-        jobs = [NewJob(id_in(scene.batch, place), json.dumps({"n": place})) for place in range(begin, end)]
-        return batches.add(Terms(task="work", batch_id=scene.batch), jobs, filling=begin, now=NOW)
-
-    return make
+@deferred
+def placed(scene: Scene, begin: int, end: int) -> Op[Any]:
+    jobs = [NewJob(id_in(scene.batch, place), json.dumps({"n": place})) for place in range(begin, end)]
+    return batches.add(Terms(task="work", batch_id=scene.batch), jobs, filling=begin, now=NOW)
 
 
 def _work(n: int) -> None: ...

@@ -11,8 +11,8 @@ from duly.store.op import Op
 from tests.contract.stores import NOW
 
 from tests.proof.rows.p17_interleavings_race import (  # isort: skip
-    AGAIN, DEAD, FIRST, KEY, LATE, LEASE, RETRY, SUCCESS, Scene, cancel, claim, claimed_once, dead, enqueue,
-    extend, finish, held, hold, race, recorded, replay, requested, rescue, retry, repeats, then, cancel_or_claim,
+    AGAIN, DEAD, FIRST, KEY, LATE, LEASE, RETRY, SUCCESS, Scene, cancel, cancel_or_claim, claim, claimed_once, dead,
+    enqueue, extend, finish, held, hold, race, recorded, repeats, replay, requested, rescue, retry, then,
 )
 
 # Claim

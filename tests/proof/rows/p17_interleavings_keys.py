@@ -11,8 +11,8 @@ from duly.store import ops
 from tests.contract.stores import NOW
 
 from tests.proof.rows.p17_interleavings_race import (  # isort: skip
-    AGAIN, CANCELLED, DEAD, FIRST, KEY, LATE, RETRY, SUCCESS, After, Promise, Step, cancel, claim, claims,
-    enqueue, finish, finish_claimed, held, race, rescue, repeats, together,
+    AGAIN, CANCELLED, DEAD, FIRST, KEY, LATE, RETRY, SUCCESS, After, Step, cancel, claim, claims,
+    deferred, enqueue, finish, finish_claimed, held, race, rescue, repeats, together,
 )
 
 
@@ -97,20 +97,17 @@ def debounce(payload: int, *, key: str = "k", **more: Any) -> Step:
     return enqueue(keys=key, payload=str(payload), debounce_ms=1000, **{"now": LATE, **more})
 
 
-def pending(*payloads: int, key: str = "k") -> Promise:
+@deferred
+def pending(after: After, *payloads: int, key: str = "k") -> dict[str, Any]:
     """Promise that one job lives under the key, and that the last to run has one of these payloads."""
-
-    def promise(after: After) -> dict[str, Any]:
-        rows = after.rows("job", key=key)
-        lasts = {int(row["payload"] if row["next"] is None else json.loads(row["next"])["payload"]) for row in rows}
-        return {
-            f"one job lives under the key {key}": len(rows) == 1,
-            f"the last call decides what runs last under {key}": lasts <= {*payloads},
-            f"nothing waits behind a job of {key} that has not begun":
-                all(row["next"] is None or row["attempt"] for row in rows),
-        }
-
-    return promise
+    rows = after.rows("job", key=key)
+    lasts = {int(row["payload"] if row["next"] is None else json.loads(row["next"])["payload"]) for row in rows}
+    return {
+        f"one job lives under the key {key}": len(rows) == 1,
+        f"the last call decides what runs last under {key}": lasts <= {*payloads},
+        f"nothing waits behind a job of {key} that has not begun":
+            all(row["next"] is None or row["attempt"] for row in rows),
+    }
 
 
 waiting = [enqueue("a", **KEY, payload="0", delay_ms=1000)]  # debounced and due by LATE
@@ -126,19 +123,16 @@ for _which, _behind in (("", []), (" of one that has another behind it", [deboun
          [debounce(2), rescue("a")], pending(2))
 
 
-def debounced(*payloads: int, waits: bool = False) -> Promise:
+@deferred
+def debounced(after: After, *payloads: int, waits: bool = False) -> dict[str, Any]:
     """Promise that the last of the calls decides, and that all of them answer one job."""
-
-    def promise(after: After) -> dict[str, Any]:
-        calls = range(len(payloads))
-        last = [payload for n, payload in enumerate(payloads) if not any(after.before(n, other) for other in calls)]
-        return {
-            **pending(*last)(after),
-            "all calls answer the same job": len({*after.got(*calls)}) == 1,
-            "one call is the first": waits or sum(not after.answer(n)[0].deduplicated for n in calls) == 1,
-        }
-
-    return promise
+    calls = after.sessions
+    last = [payload for n, payload in enumerate(payloads) if not any(after.before(n, other) for other in calls)]
+    return {
+        **pending(*last)(after),
+        "all calls answer the same job": len({*after.got(*calls)}) == 1,
+        "one call is the first": waits or sum(not after.answer(n)[0].deduplicated for n in calls) == 1,
+    }
 
 
 for _name, _setup, _payloads in (

@@ -14,8 +14,8 @@ from tests.contract.stores import NOW
 from tests.proof.enqueues import jobs_of
 
 from tests.proof.rows.p17_interleavings_race import (  # isort: skip
-    AGAIN, DEAD, FIRST, LATE, RETRY, SUCCESS, After, Promise, Scene, Step, cancel, enqueue, finish, race, replay,
-    rescue, repeats, cancel_or_claim,
+    AGAIN, DEAD, FIRST, LATE, RETRY, SUCCESS, After, Promise, Scene, Step, cancel, cancel_or_claim, deferred, enqueue,
+    finish, race, repeats, replay, rescue,
 )
 
 IN_ORDER = {"ordering_dead": "block"}
@@ -32,24 +32,20 @@ def in_order(names: str, keys: str, **more: Any) -> Step:
     return enqueue(names, lanes=keys, **IN_ORDER, **more)
 
 
-def go_round(limit: int, *, ordered: bool = False, after: str = "", token: int = 0, **more: Any) -> Step:
+@deferred
+def go_round(
+    scene: Scene, limit: int, *, ordered: bool = False, after: str = "", token: int = 0, **more: Any
+) -> Op[lanes.Taken]:
     """Claim from the lanes, beginning after one of them."""
-
-    def make(scene: Scene) -> Op[lanes.Taken]:
-        number = token or next(scene.tokens)
-        usual = {"limit": limit, "lanes": 20, "token": number, "worker": f"w{number}", "wait": True, "now": NOW}
-        return lanes.claim("default", [Walk("work", after, ordered)], **{**usual, **more})
-
-    return make
+    number = token or next(scene.tokens)
+    usual = {"limit": limit, "lanes": 20, "token": number, "worker": f"w{number}", "wait": True, "now": NOW}
+    return lanes.claim("default", [Walk("work", after, ordered)], **{**usual, **more})
 
 
-def takes(name: str, *, ordered: bool) -> Step:
+@deferred
+def takes(scene: Scene, name: str, *, ordered: bool) -> None:
     """Claim one job from the lanes, and remember it."""
-
-    def make(scene: Scene) -> None:
-        [scene.jobs[name]] = scene.store.run(go_round(1, ordered=ordered, token=1000)(scene)).jobs
-
-    return make
+    [scene.jobs[name]] = scene.store.run(go_round(1, ordered=ordered, token=1000)(scene)).jobs
 
 
 def at_work(after: After, keys: str) -> list[str]:
@@ -138,26 +134,23 @@ race("claim in order, 2 sessions", [limits(), in_order("abcd", "abab")],
 })
 
 
-def in_their_places(*sessions: int) -> Promise:
+@deferred
+def in_their_places(after: After, *sessions: int) -> dict[str, Any]:
     """Promise that what these sessions enqueue has places of its own, after all that was committed before it."""
-
-    def promise(after: After) -> dict[str, Any]:
-        order = sorted(sessions, key=lambda number: after.ended[number] or 0)
-        came = [job["id"] for number in order for job in jobs_of(after.scripts[number][0])]
-        found = []
-        for lane in {row["lane"] for row in after.rows("job")}:
-            placed = sorted(after.rows("job", lane=lane), key=lambda row: row["seq"] or 0)
-            there, places = [row["id"] for row in placed], [row["seq"] for row in placed]
-            [kept] = after.rows("lane", name=lane)
-            found.append({
-                "each comes after what was committed before":
-                    [job for job in there if job in came] == [job for job in came if job in there],
-                "each has a place of its own": len({*places}) == len(places) and None not in places,
-                "the lane knows its last place": kept["last_seq"] >= max(place or 0 for place in places),
-            })
-        return {sentence: all(one[sentence] for one in found) for one in found for sentence in one}
-
-    return promise
+    order = sorted(sessions, key=lambda number: after.ended[number] or 0)
+    came = [job["id"] for number in order for job in jobs_of(after.scripts[number][0])]
+    found = []
+    for lane in {row["lane"] for row in after.rows("job")}:
+        placed = sorted(after.rows("job", lane=lane), key=lambda row: row["seq"] or 0)
+        there, places = [row["id"] for row in placed], [row["seq"] for row in placed]
+        [kept] = after.rows("lane", name=lane)
+        found.append({
+            "each comes after what was committed before":
+                [job for job in there if job in came] == [job for job in came if job in there],
+            "each has a place of its own": len({*places}) == len(places) and None not in places,
+            "the lane knows its last place": kept["last_seq"] >= max(place or 0 for place in places),
+        })
+    return {sentence: all(one[sentence] for one in found) for one in found for sentence in one}
 
 
 for _name, _before, _chunks in (

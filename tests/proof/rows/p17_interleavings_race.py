@@ -127,26 +127,26 @@ class After:
         return found
 
 
-@dataclass(frozen=True)
 class Race:
-    """What two to four sessions do at the same time."""
+    """What two to four sessions do at the same time.
 
-    setup: Iterable[Step]
-    sessions: Iterable[Step | tuple[Step, ...]]
-    promises: Sequence[Promise]
-    may_be_late: bool = False  # the first try may come after its own repetition: refused, and its answer is lost
+    `may_be_late`: the first try may come after its own repetition. Then it is refused, and its answer counts as lost.
+    """
+
+    def __init__(self, setup: Iterable[Step], sessions: Iterable[Any], *promises: Promise, may_be_late: bool = False):
+        self.setup, self.promises, self.may_be_late = setup, promises, may_be_late
+        self.sessions = [one if isinstance(one, tuple) else (one,) for one in sessions]
 
     def prepare(self, store: PostgresStore) -> tuple[list[Script], Judge]:
-        """Set up the tables; return the scripts of the sessions, and what names the promises an outcome broke."""
+        """Set up the tables. Return the scripts of the sessions, and a function that lists the broken promises."""
         scene = Scene(store)
         scene.do(*self.setup)
-        scripts = [[step(scene) for step in (one if isinstance(one, tuple) else (one,))] for one in self.sessions]
+        scripts = [[step(scene) for step in steps] for steps in self.sessions]
 
         def broken(outcome: Outcome) -> list[str]:
             after = After(scene, scripts, outcome)
             kept = [one for promise in self.promises for one in promise(after).items()]
-            lines = [f"not kept: {sentence}" for sentence, holds in kept if not holds]
-            return [f"{line}; answers {outcome.answers!s:.300}" for line in lines]
+            return [f"not kept: {one}; answers {outcome.answers!s:.300}" for one, holds in kept if not holds]
 
         return scripts, broken
 
@@ -154,22 +154,23 @@ class Race:
 RACES: dict[str, Race] = {}
 
 
-def race(
-    name: str,
-    setup: Iterable[Step],
-    sessions: Iterable[Step | tuple[Step, ...]],
-    *promises: Promise,
-    may_be_late: bool = False,
-) -> None:
-    """Add a race."""
+def race(name: str, *parts: Any, **more: Any) -> None:
+    """Add a race: its setup, its sessions, each one step or a tuple of steps, and its promises."""
     assert name not in RACES, name
-    RACES[name] = Race(setup, sessions, promises, may_be_late)
+    RACES[name] = Race(*parts, **more)
+
+
+def deferred(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Take all arguments but the first now. The first is the scene of a step or the outcome of a promise."""
+    return lambda *args, **more: lambda first: make(first, *args, **more)
 
 
 # Steps that several kinds of races share
 
 
+@deferred
 def enqueue(
+    scene: Scene,
     names: str = "",
     *,
     keys: str | None = None,
@@ -178,49 +179,38 @@ def enqueue(
     parent: str = "",
     now: int | None = NOW,
     **terms: Any,
-) -> Step:
+) -> Op[Any]:
     """Enqueue jobs: one for each name, key or lane, whichever are most."""
-
-    def make(scene: Scene) -> Op[Any]:
-        wanted = list(zip_longest(names, keys or "", lanes))
-        jobs = [NewJob(new_id(), payload, key=key, lane=lane and f"work:{lane}") for _, key, lane in wanted]
-        scene.ids.update({name: job.id for (name, _, _), job in zip(wanted, jobs, strict=True) if name})
-        [held] = scene.held(parent) or [None]
-        return ops.enqueue(Terms(**{"task": "work", **terms}), jobs, parent=held, now=now)
-
-    return make
+    wanted = list(zip_longest(names, keys or "", lanes))
+    jobs = [NewJob(new_id(), payload, key=key, lane=lane and f"work:{lane}") for _, key, lane in wanted]
+    scene.ids.update({name: job.id for (name, _, _), job in zip(wanted, jobs, strict=True) if name})
+    [held] = scene.held(parent) or [None]
+    return ops.enqueue(Terms(**{"task": "work", **terms}), jobs, parent=held, now=now)
 
 
-def claims(names: str) -> Step:
+@deferred
+def claims(scene: Scene, names: str) -> None:
     """Claim as many jobs as names, and remember them."""
-
-    def make(scene: Scene) -> None:
-        known = {job_id: name for name, job_id in scene.ids.items()}
-        scene.jobs |= {known[job.id]: job for job in scene.store.claim(len(names))}
-
-    return make
+    known = {job_id: name for name, job_id in scene.ids.items()}
+    scene.jobs |= {known[job.id]: job for job in scene.store.claim(len(names))}
 
 
-def held(names: str, *, keys: str | None = None, **terms: Any) -> Step:
+@deferred
+def held(scene: Scene, names: str, *, keys: str | None = None, **terms: Any) -> None:
     """Enqueue jobs one by one, each claimed at once."""
-    pairs = list(zip_longest(names, keys or ""))
-    return lambda scene: scene.do(
-        *(step for name, key in pairs for step in (enqueue(name, keys=key, **terms), claims(name)))
-    )
+    for name, key in zip_longest(names, keys or ""):
+        scene.do(enqueue(name, keys=key, **terms), claims(name))
 
 
-def dead(names: str, **more: Any) -> Step:
+def dead(names: str, **terms: Any) -> Step:
     """Enqueue jobs that end dead."""
-    return lambda scene: scene.do(held(names, **more), *(finish(name, DEAD, now=NOW) for name in names))
+    return lambda scene: scene.do(held(names, **terms), *(finish(name, DEAD, now=NOW) for name in names))
 
 
-def repeats(step: Step) -> Step:
+@deferred
+def repeats(scene: Scene, step: Step) -> None:
     """Make the operation that `FIRST` and `AGAIN` stand for."""
-
-    def make(scene: Scene) -> None:
-        scene.repeated = step(scene)
-
-    return make
+    scene.repeated = step(scene)
 
 
 def FIRST(scene: Scene) -> Any:
@@ -228,7 +218,7 @@ def FIRST(scene: Scene) -> Any:
 
 
 def AGAIN(scene: Scene) -> Any:
-    """Repeat what was repeats, as after a lost answer."""
+    """Repeat the operation, as after a lost answer."""
     assert scene.repeated is not None
     assert scene.repeated.again is not None
     return scene.repeated.again
@@ -239,30 +229,23 @@ def together(*steps: Step) -> Step:
     return lambda scene: tuple(step(scene) for step in steps)
 
 
-def then(step: Step) -> Step:
-    """Go on with a step only if the answer before it was not empty."""
-
-    def make(scene: Scene) -> Any:
-        made = step(scene)
-        return lambda answers: made if answers[-1] else None
-
-    return make
+@deferred
+def then(scene: Scene, step: Step) -> Any:
+    """Make a step only if the answer before it was not empty."""
+    made = step(scene)
+    return lambda answers: made if answers[-1] else None
 
 
-def claim(limit: int, **more: Any) -> Step:
-    def make(scene: Scene) -> Op[Any]:
-        token = next(scene.tokens)
-        return ops.claim("default", limit=limit, token=token, worker=f"w{token}", **{"now": NOW, **more})
-
-    return make
+@deferred
+def claim(scene: Scene, limit: int, **more: Any) -> Op[Any]:
+    token = next(scene.tokens)
+    return ops.claim("default", limit=limit, token=token, worker=f"w{token}", **{"now": NOW, **more})
 
 
-def rescue(names: str) -> Step:
-    def make(scene: Scene) -> Op[Any]:
-        jobs = [scene.jobs[name] for name in names]
-        return ops.rescue([Sighting(job.id, job.token, job.lease_until, job.lease_ms, "w1") for job in jobs], now=LATE)
-
-    return make
+@deferred
+def rescue(scene: Scene, names: str) -> Op[Any]:
+    jobs = [scene.jobs[name] for name in names]
+    return ops.rescue([Sighting(job.id, job.token, job.lease_until, job.lease_ms, "w1") for job in jobs], now=LATE)
 
 
 def finish(names: str, *changes: Change, now: int = LATE) -> Step:
@@ -293,15 +276,12 @@ def retry(names: str, *, now: int = NOW) -> Step:
     return lambda scene: ops.retry(scene.all(names), now=now)
 
 
-def replay(names: str, *, new: str = "", now: int = NOW) -> Step:
+@deferred
+def replay(scene: Scene, names: str, *, new: str = "", now: int = NOW) -> Op[Any]:
     """Replay dead jobs, as jobs of new names."""
-
-    def make(scene: Scene) -> Op[Any]:
-        replays = [Replay(one, new_id()) for one in scene.all(names)]
-        scene.ids.update(zip(new, (one.new_id for one in replays), strict=False))
-        return ops.replay(replays, by="p", why="again", now=now)
-
-    return make
+    replays = [Replay(one, new_id()) for one in scene.all(names)]
+    scene.ids.update(zip(new, (one.new_id for one in replays), strict=False))
+    return ops.replay(replays, by="p", why="again", now=now)
 
 
 def hold(scene: Scene) -> Op[Any]:
@@ -311,18 +291,15 @@ def hold(scene: Scene) -> Op[Any]:
 # Promises that several kinds of races share
 
 
-def claimed_once(limit: int, sessions: int = 1) -> Promise:
+@deferred
+def claimed_once(after: After, limit: int, sessions: int = 1) -> dict[str, Any]:
     """Promise that the claims of the first sessions keep their limit, and know what they hold."""
-
-    def promise(after: After) -> dict[str, Any]:
-        pairs = [(after.got(number), after.jobs(token=1001 + number)) for number in range(sessions)]
-        return {
-            "no claim takes more than its limit": all(len(answer) <= limit >= len(has) for answer, has in pairs),
-            "each claim answers the jobs it holds": all({*answer} == {*has} for answer, has in pairs),
-            "each job is claimed once": all(row["attempt"] <= 1 for row in after.rows("job")),
-        }
-
-    return promise
+    pairs = [(after.got(number), after.jobs(token=1001 + number)) for number in range(sessions)]
+    return {
+        "no claim takes more than its limit": all(len(answer) <= limit >= len(has) for answer, has in pairs),
+        "each claim answers the jobs it holds": all({*answer} == {*has} for answer, has in pairs),
+        "each job is claimed once": all(row["attempt"] <= 1 for row in after.rows("job")),
+    }
 
 
 def recorded(names: str) -> Promise:
@@ -333,7 +310,7 @@ def recorded(names: str) -> Promise:
 
 
 def cancel_or_claim(names: str) -> Promise:
-    """Promise that a cancel beside a claim answers what became of each job."""
+    """Promise that a cancel beside a claim answers the state of each job."""
     return lambda after: {
         "cancel answers the state of each job, which runs if it was claimed": all(
             after.answer_for(1, name) == after.state(name) == ("running" if name in after.got(0) else "cancelled")
@@ -342,14 +319,9 @@ def cancel_or_claim(names: str) -> Promise:
     }
 
 
-def requested(names: str) -> Promise:
-    """Promise that a cancel of running jobs is an event, and no other."""
-
-    def logged(after: After, name: str) -> int:
-        return after.count("event", job_id=after.scene.ids[name], name="job.cancel_requested")
-
-    return lambda after: {
-        "the log has one request for each running job that was cancelled": all(
-            logged(after, name) == (after.answer_for(1, name) is State.RUNNING) for name in names
-        )
-    }
+@deferred
+def requested(after: After, names: str) -> dict[str, Any]:
+    """Promise that the log has one request for each running job that was cancelled, and no other."""
+    requests = [row["job_id"] for row in after.rows("event", name="job.cancel_requested")]
+    running = [one for name in names for one in after.scene.all(name) if after.answer_for(1, name) is State.RUNNING]
+    return {"the log has one request for each running job that was cancelled": sorted(requests) == sorted(running)}

@@ -14,19 +14,16 @@ from duly.store.op import Op
 from tests.contract.stores import NOW, definition, new_id
 
 from tests.proof.rows.p17_interleavings_race import (  # isort: skip
-    AGAIN, DEAD, FIRST, LATE, SUCCESS, After, Promise, Scene, Step, claims, finish, hold, race, rescue, repeats,
+    AGAIN, DEAD, FIRST, LATE, SUCCESS, After, Scene, claims, deferred, finish, hold, race, rescue, repeats,
 )
 
 
-def due(names: str) -> Step:
+@deferred
+def due(scene: Scene, names: str) -> None:
     """Define schedules that are due, each in a commit of its own, and read them as a scheduler does."""
-
-    def make(scene: Scene) -> None:
-        for name in names:
-            scene.store.schedule(name)
-        read(scene)
-
-    return make
+    for name in names:
+        scene.store.schedule(name)
+    read(scene)
 
 
 def read(scene: Scene) -> None:
@@ -37,9 +34,10 @@ def look(scene: Scene) -> Op[list[Due]]:
     return schedules.due(limit=10, now=NOW)
 
 
-def fire(names: str) -> Step:
+@deferred
+def fire(scene: Scene, names: str) -> Op[Any]:
     """Fire schedules as they were read."""
-    return lambda scene: firing([scene.dues[name] for name in names], scene)
+    return firing([scene.dues[name] for name in names], scene)
 
 
 def firing(dues: Iterable[Due], scene: Scene) -> Op[list[str]]:
@@ -54,21 +52,19 @@ def jobs_of(after: After, name: str) -> tuple[list[str], list[str]]:
     return [row["id"] for row in after.rows("job", schedule=name)], [row["job_id"] for row in fires]
 
 
-def fired_once(names: str, first: int = 0) -> Promise:
+@deferred
+def fired_once(after: After, names: str, first: int = 0) -> dict[str, Any]:
     """Promise that of all schedulers, from a first session on, one fires each of these."""
-
-    def promise(after: After) -> dict[str, Any]:
-        runs = list(enumerate(after.scene.runs, first))
-        answer = {name: [made[name] for number, made in runs if name in after.answer(number)] for name in names}
-        return {
-            "one scheduler fires each": all(len(ids) == 1 for ids in answer.values()),
-            "it makes one run, on record": all((answer[name], answer[name]) == jobs_of(after, name) for name in names),
-            "each is on record as due now": all(row["due_at"] == NOW for row in after.rows("fire")),
-            "each is due next once": [*names] == sorted(
-                row["name"] for row in after.rows("schedule", next_at=NOW + 600_000, revision=2)),
-        }
-
-    return promise
+    runs = list(enumerate(after.scene.runs, first))
+    answered = {name: [made[name] for number, made in runs if name in after.answer(number)] for name in names}
+    every = sorted((row["name"], row["next_at"], row["revision"]) for row in after.rows("schedule"))
+    return {
+        "one scheduler fires each": all(len(ids) == 1 for ids in answered.values()),
+        "it makes one run, on record": all((ids, ids) == jobs_of(after, name) for name, ids in answered.items()),
+        "each is on record as due now": all(row["due_at"] == NOW for row in after.rows("fire")),
+        "each is due next after its interval": [one for one in every if one[0] in names] == [
+            (name, NOW + 600_000, 2) for name in names],
+    }
 
 
 race("two schedulers fire the same", [due("cba")], [fire("a"), fire("a")], fired_once("a"))
