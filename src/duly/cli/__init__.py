@@ -24,7 +24,7 @@ from duly.rules import settings
 COMMANDS = {
     "backup": "Copy a SQLite database while it is in use.",
     "batches": "List, show, watch and cancel batches.",
-    "bench": "Measure duly, and the plain database for comparison.",
+    "bench": "Measure duly on your database.",
     "check": "Check whether the workers on this machine are alive, for probes.",
     "dead": "List dead letters, run them again, settle them.",
     "demo": "Show jobs that run, fail, retry, die and are rescued, on a database of its own.",
