@@ -15,6 +15,7 @@ from duly.errors import ConfigError
 from duly.model import NewJob, State, Terms
 from duly.store import ops
 from duly.testing import frozen
+from duly.worker.suspects import Suspects
 from duly.worker.tick import Ticked, Ticker
 from tests.contract.stores import new_id
 from tests.engine.conftest import found, take
@@ -106,6 +107,26 @@ def test_s10_a_tick_rescues_jobs_of_a_dead_worker(app: Duly) -> None:
     take(app, now=now - 10_000)  # its lease of two seconds has ended
     said = tick(app)
     assert (said.rescued, said.ran, ran) == (1, 1, [1])
+    assert found(app, job.id).state is State.SUCCEEDED
+
+
+def test_s10_a_tick_runs_what_it_rescued_also_when_the_look_for_it_comes_late(
+    app: Duly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task
+    def note() -> None: ...
+
+    pause = Suspects._pause
+
+    async def late(self: Suspects) -> None:
+        await pause(self)
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(Suspects, "_pause", late)
+    job = note.enqueue()
+    take(app, now=app.driver.run(ops.clock()) - 10_000)
+    said = tick(app)
+    assert (said.rescued, said.ran) == (1, 1)
     assert found(app, job.id).state is State.SUCCEEDED
 
 

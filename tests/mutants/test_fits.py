@@ -74,11 +74,8 @@ def test_what_is_generated_is_sql(tmp_path: Path) -> None:
     driver.close()
     wrong = []
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as conn:
-        for mutant in generate.everything(ROOT):
-            before = statements.split(mutant.old)
-            for sql in (
-                set(statements.split(mutant.change(mutant.old))) - set(before) if "sqlite" in mutant.file else ()
-            ):
+        for mutant in [mutant for mutant in GENERATED if "sqlite" in mutant.file][::20]:
+            for sql in set(statements.split(mutant.change(mutant.old))) - set(statements.split(mutant.old)):
                 statement = statements._spell(sql, "sqlite", "named", "duly")
                 try:
                     conn.execute(f"explain {statement.sql}", dict.fromkeys(statement.parameters))
