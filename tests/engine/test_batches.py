@@ -752,7 +752,7 @@ def test_b01_an_empty_batch_on_the_callers_connection_calls_back_after_the_commi
 
 @HOLDABLE
 def test_b01_a_connection_that_is_not_the_batchs_is_refused(app: Duly, ran: list[int], shared: Any) -> None:
-    with app.batch("import") as batch, pytest.raises(ConfigError, match=r"write app\.batch\(…, conn=…\)"):
+    with app.batch("import") as batch, pytest.raises(ConfigError, match=r"Write app\.batch\(…, conn=…\)"):
         app.tasks["work"].using(conn=shared).enqueue(1)
     assert batch.progress().total == 0
 
@@ -804,7 +804,7 @@ def test_b01_everything_has_its_async_twin(app: Duly, ran: list[int], told: Told
 def test_b02_waiting_ends_when_the_batch_is_complete(app: Duly, ran: list[int]) -> None:
     with app.batch("import") as batch:
         batch.fill(calls(app, 1, 2))
-        with pytest.raises(ConfigError, match="is being filled, and is not complete before the `with` is left"):
+        with pytest.raises(ConfigError, match="is being filled, and cannot be complete inside its `with`"):
             batch.wait(1)
     with pytest.raises(TimeoutError, match=r"is not complete after 0\.01 s"):
         batch.wait(0.01)

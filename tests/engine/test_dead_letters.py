@@ -164,7 +164,7 @@ def test_r05_a_second_replay_with_other_arguments_is_refused_because_they_would_
     work(app)
     again = app.dead.replay(dead)
     for edited in ({"payload": {"number": 6, "well": True}}, {"key": "another"}):
-        with pytest.raises(NotReplayable, match=f"replayed already, as {again}: the key or payload given now was not"):
+        with pytest.raises(NotReplayable, match=f"replayed before, as {again}: the new key or payload was not"):
             app.dead.replay(dead, **edited)
         with pytest.raises(NotReplayable, match="was not used"):
             asyncio.run(app.dead.areplay(dead, **edited))
@@ -204,7 +204,7 @@ def test_r05_a_key_taken_meanwhile_refuses(app: Duly, fail: Any) -> None:
 def test_r06_a_success_is_replayed_by_force_only(app: Duly, fail: Any) -> None:
     job = fail.enqueue(1, True)
     work(app)
-    with pytest.raises(NotReplayable, match=f"job {job.id} is succeeded, which is not replayed; force=True does it"):
+    with pytest.raises(NotReplayable, match=f"job {job.id} is succeeded, which is not replayed; force=True replays it"):
         app.dead.replay(job.id)
     again = app.dead.replay(job.id, force=True, by="me", why="once more")
     work(app)

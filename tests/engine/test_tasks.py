@@ -475,7 +475,7 @@ def test_u01_arguments_that_no_longer_fit_are_retried_for_any_retry_on(apps: Cal
 def test_u01_a_job_that_does_not_fit_here_waits_for_one_it_fits(apps: Callable[..., Duly]) -> None:
     old, new = apps(), apps()
 
-    @old.task(name="f", backoff=backoff.fixed("50ms"))
+    @old.task(name="f", backoff=backoff.fixed("1h"))
     def before(number: int) -> None: ...
 
     @new.task(name="f")
@@ -486,6 +486,7 @@ def test_u01_a_job_that_does_not_fit_here_waits_for_one_it_fits(apps: Callable[.
     work(old)
     record = found(old, job.id)
     assert (record.state, record.reason, record.attempt) == (State.SCHEDULED, "does not fit", 1)
+    new.retry(job.id)
     work_until(new, lambda: found(new, job.id).state.ended)
     assert found(new, job.id).result == 7
 

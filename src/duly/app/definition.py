@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
 
 from duly.rules import keys, signature
 from duly.rules.lifecycle import Policy
@@ -22,8 +23,7 @@ class Kind(StrEnum):
     PROCESS = "process"
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(Struct, frozen=True):
     """A task's function, compiled, and the options of its jobs. An option that is None has the app's setting."""
 
     name: str

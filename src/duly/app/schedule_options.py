@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, TypeAlias, TypedDict, TypeVar
 from zoneinfo import ZoneInfo
 
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from duly.app.task import Call, Task
 from duly.errors import BadArguments, ConfigError
@@ -26,8 +26,7 @@ Zone: TypeAlias = str | ZoneInfo
 SHORTEST_GRACE_MS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """When a schedule is due, and how due times are handled that cannot be fired in time."""
 
     timing: Timing
@@ -110,8 +109,7 @@ def _one_of(words: type[E_], said: str, what: str) -> E_:
         raise ConfigError(f"{what} is {said!r}: {meant}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Defined:
+class Defined(Struct, frozen=True):
     """A schedule as code or a user defines it."""
 
     name: str
@@ -127,12 +125,7 @@ class Defined:
         return Definition(
             name=self.name,
             task=self.task.name,
-            timing=timing,
-            catchup=self.terms.catchup,
-            grace_ms=self.terms.grace_ms,
-            overlap=self.terms.overlap,
-            jitter_ms=self.terms.jitter_ms,
-            pause_after=self.terms.pause_after,
+            **{**asdict(self.terms), "timing": timing},
             terms=self._job_terms(),
             payload=self.payload,
             envelope=self._envelope(),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 from duly.app.define import Readers, attempts, key, ms, read_terms, span
 from duly.app.definition import Definition
@@ -18,11 +19,10 @@ from duly.rules.checks import moment, named, whole
 RIVALS = {"delay_ms": "due_at", "due_at": "delay_ms", "expires_ms": "expires_at", "expires_at": "expires_ms"}
 
 
-@dataclass(frozen=True, slots=True)
-class Using:
+class Using(Struct, frozen=True):
     """The options of one enqueue that differ from the task's definition."""
 
-    terms: Mapping[str, Any] = field(default_factory=dict)
+    terms: Mapping[str, Any] = {}
     key: keys.Key | None = None
     subject: str | None = None
     correlation_id: str | None = None
