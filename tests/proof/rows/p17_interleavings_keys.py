@@ -17,10 +17,11 @@ from tests.proof.rows.p17_interleavings_race import (  # isort: skip
 
 
 def one_holder(after: After) -> dict[str, Any]:
-    answer, holders = [pair for n, _ in enumerate(after.scripts) for pair in after.enqueued(n)], after.holders()
-    firsts = [job["key"] for job, one in answer if not one.deduplicated]
+    """Promise that each key has one job, and that every enqueue under it answers that job."""
+    answers, holders = after.enqueued(*after.sessions), after.holders()
+    firsts = [job["key"] for job, one in answers if not one.deduplicated]
     return {
-        "each enqueue answers the holder of its key": all(one.id == holders.get(job["key"]) for job, one in answer),
+        "each enqueue answers the holder of its key": all(one.id == holders.get(job["key"]) for job, one in answers),
         "one enqueue of each key is the first": sorted(firsts) == sorted(holders),
         "each key has one job": after.count("job") == len(holders),
     }
