@@ -69,7 +69,7 @@ def each(found: list[Block]) -> list[pytest.param]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", each(running("python")))
-def test_an_example_runs_and_prints_what_it_says(block, tmp_path, monkeypatch, capsys):
+def test_an_example_runs_and_prints_its_comments(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(block.text, "example", "exec"), {"__name__": "__example__"})
     assert capsys.readouterr().out.splitlines() == PRINTED.findall(block.text)
@@ -82,7 +82,7 @@ def pages_with_commands() -> list[pytest.param]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with_commands())
-def test_the_commands_of_a_page_do_what_it_says(page, tmp_path, request):
+def test_the_commands_of_a_page_print_its_transcripts(page, tmp_path, request):
     folder = tmp_path / "shop"
     folder.mkdir()
     write_files(page, folder)
@@ -185,7 +185,7 @@ def masked(text: str) -> str:
         ("/home/ann/shop/duly.db", "/tmp/x-1/y/duly.db", True),
     ],
 )
-def test_transcripts_are_compared_without_what_is_another_each_time(expected, said, same):
+def test_transcripts_are_compared_without_changing_values(expected, said, same):
     assert matches(expected, said) is same
 
 
@@ -225,7 +225,7 @@ def test_sql_for_postgresql_runs_on_a_migrated_database(block, postgres_url):
                 conn.execute(statement)
 
 
-def test_what_is_not_run_says_why():
+def test_a_block_that_is_not_run_has_a_reason():
     left = [block for block in blocks() if "no-run" in block.words]
     print(f"{len(left)} blocks are not run:")
     for block in left:
@@ -259,7 +259,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_page_is_on_the_map():
+def test_every_page_is_in_the_index():
     folder = ROOT / "docs"
     linked = {
         (folder / link).resolve() for link in re.findall(r"\]\(([^)#:]+)\)", (folder / "index.md").read_text("utf-8"))

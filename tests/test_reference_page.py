@@ -13,7 +13,7 @@ from tests import reference_page
 
 
 @pytest.mark.parametrize("name", ["commands.md", "settings.md", "errors.md", "api.md", "events.md", "tables.md"])
-def test_a_page_of_the_reference_is_what_the_code_says(name):
+def test_a_page_of_the_reference_matches_the_code(name):
     page = (reference_page.FOLDER / name).read_text("utf-8")
     assert page == reference_page.pages()[name], "run `python -m tests.reference_page`"
 
@@ -54,7 +54,7 @@ def test_no_public_name_is_forgotten():
     assert [name for name in ("exponential", "fixed", "linear", "delays") if f"# backoff.{name}\n" not in page] == []
 
 
-def test_what_has_no_words_is_refused():
+def test_a_name_without_a_sentence_is_refused():
     with pytest.raises(LookupError, match=r"say in tests/reference_page\.py what each setting means: b"):
         reference_page.known({"a": "x"}, ["a", "b"], "setting")
     with pytest.raises(LookupError, match="words for no table: c"):

@@ -74,13 +74,13 @@ def test_a_job_that_ran_twice_is_counted(tmp_path: Path) -> None:
     assert runs(path) == (2, 1)
 
 
-def test_the_log_of_starts_says_when_each_job_began(tmp_path: Path) -> None:
+def test_the_log_of_starts_has_the_start_of_each_job(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("0 10.5\n1 11.5\n")
     assert started(log, 2) == {0: 10.5, 1: 11.5}
 
 
-def test_a_package_is_asked_for_its_version_by_its_bare_name() -> None:
+def test_a_package_version_is_read_by_its_bare_name() -> None:
     assert Environment(("celery[redis]", "huey==3.0", "dbos<4", "awa-pg")).names == ["celery", "huey", "dbos", "awa-pg"]
 
 

@@ -20,7 +20,7 @@ def test_the_longest_bar_of_a_group_fills_its_width() -> None:
     assert widths == [room / 2, room, room]
 
 
-def test_what_is_written_is_escaped() -> None:
+def test_texts_are_escaped() -> None:
     drawn = XML.fromstring(draw("a < b & c", [Group("<g>", [Bar("p99 < 3", 1, "1 & more")])]))
     assert [text.text for text in drawn.iter(f"{SVG}text")] == ["a < b & c", "<g>", "p99 < 3", "1 & more"]
 

@@ -43,7 +43,7 @@ def test_a_peer_on_redis_is_compared_with_duly_on_postgresql() -> None:
     assert ratio.median == 4
 
 
-def test_the_best_peer_has_the_most_of_what_is_good_and_the_least_of_what_is_not() -> None:
+def test_the_best_peer_has_the_highest_rate_and_the_lowest_cost() -> None:
     found = standing(ours=[100], fast=[50], slow=[10])
     found.add(FAST, 0, {"worker CPU": 3.0})
     found.add(SLOW, 0, {"worker CPU": 2.0})
@@ -51,7 +51,7 @@ def test_the_best_peer_has_the_most_of_what_is_good_and_the_least_of_what_is_not
     assert found.best_peer("postgres", "worker CPU") is SLOW
 
 
-def test_who_skips_work_is_shown_as_wrong_and_none_of_its_figures_is_used() -> None:
+def test_a_contestant_that_skips_work_is_wrong_and_its_figures_are_dropped() -> None:
     found = standing(ours=[100], fast=[50], slow=[10])
     found.add(FAST, 0, {"WAL": 1.0})
     found.fail(FAST, "c", "WRONG: 10 jobs, 9 ran")
@@ -77,7 +77,7 @@ def test_the_last_line_names_the_best_peer_of_each_store() -> None:
     assert "Redis (duly on PostgreSQL): drain 4.00 (Red)" in line
 
 
-def test_without_a_peer_the_last_line_says_so() -> None:
+def test_without_a_peer_the_last_line_has_nothing_to_compare() -> None:
     assert summary(standing(ours=[100])).endswith("nothing to compare")
 
 
@@ -100,6 +100,6 @@ def test_every_quantity_has_a_table_and_every_table_a_measurement() -> None:
     assert set(MEASURING) == set(MEASURES) - {"f"}
 
 
-def test_every_contestant_has_a_name_of_its_own_and_says_what_it_keeps() -> None:
+def test_every_contestant_has_a_unique_name_and_its_retention() -> None:
     assert len({one.key for one in CONTESTANTS}) == len(CONTESTANTS)
     assert all(one.keep and one.durability for one in CONTESTANTS)

@@ -167,7 +167,7 @@ def test_a_handler_can_finish_its_job_in_its_own_transaction(app: Duly, tmp_path
     assert job.result(timeout=10) == "shipped"
 
 
-def test_a_handler_tells_how_far_it_is(app: Duly) -> None:
+def test_a_handler_records_its_progress(app: Duly) -> None:
     @app.task
     async def parse(ctx: Ctx, path: str) -> float | None:
         await ctx.progress(40, f"parsing {path}")
@@ -179,7 +179,7 @@ def test_a_handler_tells_how_far_it_is(app: Duly) -> None:
     assert job.result(timeout=10) == 40
 
 
-def test_a_handler_says_how_its_attempt_ends(app: Duly) -> None:
+def test_a_handler_decides_how_its_attempt_ends(app: Duly) -> None:
     @app.task
     def poll() -> None:
         raise Snooze("1h")  # look again later; this attempt does not count
@@ -198,7 +198,7 @@ def test_a_handler_says_how_its_attempt_ends(app: Duly) -> None:
     assert ended == [("scheduled", 0), ("cancelled", 1), ("scheduled", 1)]
 
 
-def test_a_handler_enqueues_others_and_they_know_where_they_come_from(app: Duly) -> None:
+def test_a_handler_enqueues_children_with_its_id(app: Duly) -> None:
     @app.task
     async def order(ctx: Ctx) -> str:
         return (await ship.aenqueue()).id

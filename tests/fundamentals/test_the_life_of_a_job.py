@@ -31,7 +31,7 @@ def test_a_job_is_enqueued_claimed_and_finished(store):
     assert (record.state, record.result) == (State.SUCCEEDED, "sent")
 
 
-def test_a_failure_comes_back_later_and_in_the_end_the_job_is_dead(store):
+def test_a_failed_job_is_retried_later_and_finally_dead(store):
     [job_id] = store.enqueue(max_attempts=2)
 
     def fail(claimed):
@@ -49,7 +49,7 @@ def test_a_failure_comes_back_later_and_in_the_end_the_job_is_dead(store):
     assert [attempt.error for attempt in store.run(ops.attempts(job_id))] == ["ValueError: no"] * 2
 
 
-def test_a_worker_that_dies_loses_its_lease_and_a_worker_that_comes_back_changes_nothing(store):
+def test_a_dead_worker_loses_its_lease_and_changes_nothing_on_return(store):
     [job_id] = store.enqueue(lease_ms=30_000)
     [zombie] = store.claim()
 
@@ -75,7 +75,7 @@ def test_a_key_makes_the_same_work_happen_once(store):
     assert store.claim() == []
 
 
-def test_a_dead_job_is_run_again_under_a_new_id_and_remembers_where_it_came_from(store):
+def test_a_dead_job_is_replayed_under_a_new_id_with_its_origin(store):
     [dead] = store.dead()
     [replayed] = store.run(ops.replay([Replay(dead, new_id())], by="ann", why="fixed the bug", now=store.now))
     job = store.get(replayed.new_id)

@@ -74,7 +74,7 @@ def played(stage: Stage, *rows: Row, processors: int = 2) -> tuple[list[Line], l
     return abreast.lines(runs, start=stage.start, processors=processors, show=shown.append), shown
 
 
-def test_what_compares_speeds_is_never_beside_another():
+def test_rows_that_compare_speeds_run_alone():
     stage = Stage()
     played(stage, row("P1", takes=table.ALL), row("P2"), row("P3", takes=table.ALL, control_takes=table.ALL), row("P4"))
     assert set(stage.alone) == {"P1", "P3", "P3 without"}
@@ -82,14 +82,14 @@ def test_what_compares_speeds_is_never_beside_another():
     assert any(len(some) > 1 for some in stage.together)
 
 
-def test_no_more_runs_are_side_by_side_than_there_are_processors_for():
+def test_at_most_as_many_runs_as_processors_are_concurrent():
     stage = Stage()
     played(stage, row("P1", takes=1.0, control_takes=1.0), row("P2"), row("P3"), row("P4", takes=1.5))
     shares = {"P1": 1.0, "P1 without": 1.0, "P4": 1.5}
     assert max(sum(shares.get(name, 0.5) for name in some) for some in stage.together) == 2.0
 
 
-def test_what_is_patient_is_beside_all_that_is_not_alone_and_one_at_a_time():
+def test_patient_rows_run_one_at_a_time_beside_others():
     stage = Stage()
     played(stage, row("P1", patient=True), row("P2", takes=2.0), row("P3", patient=True), row("P4", takes=table.ALL))
     patient = {"P1", "P1 without", "P3", "P3 without"}
@@ -98,12 +98,12 @@ def test_what_is_patient_is_beside_all_that_is_not_alone_and_one_at_a_time():
     assert stage.alone == ["P4"]
 
 
-def test_what_takes_more_than_there_is_runs_all_the_same():
+def test_a_row_that_needs_more_processors_still_runs():
     lines, _ = played(Stage(), row("P1", takes=1.5), row("P2"), processors=1)
     assert len(lines) == 4
 
 
-def test_what_is_too_slow_beside_others_is_run_again_alone_and_says_so():
+def test_a_row_too_slow_beside_others_is_run_again_alone_with_a_note():
     stage = Stage(P2=[table.TOO_SLOW, "green", "green"])
     lines, shown = played(stage, row("P1"), row("P2"), row("P3"))
     assert stage.alone == ["P2"]
@@ -113,7 +113,7 @@ def test_what_is_too_slow_beside_others_is_run_again_alone_and_says_so():
     assert len(shown) == 6
 
 
-def test_the_lines_come_in_the_order_of_the_table_whatever_ends_first():
+def test_lines_are_printed_in_table_order():
     lines, shown = played(Stage(), row("P1", takes=table.ALL), row("P2"))
     assert [(line.row, line.control) for line in lines] == [
         ("P1", None), ("P1", "none"), ("P2", None), ("P2", "none"),
@@ -121,7 +121,7 @@ def test_the_lines_come_in_the_order_of_the_table_whatever_ends_first():
     assert shown[-1].row == "P1"
 
 
-def test_what_is_under_way_is_interrupted_when_the_table_is():
+def test_an_interrupted_table_interrupts_its_running_rows():
     stage = Stage()
 
     def show(line: Line) -> None:
@@ -141,7 +141,7 @@ def test_every_row_of_speed_runs_alone_with_its_controls():
     assert all(one.takes == one.control_takes == table.ALL for one in of_speed)
 
 
-def test_the_rows_that_compare_rates_or_are_told_in_time_run_alone():
+def test_rows_with_rates_or_time_limits_run_alone():
     assert {one.id for one in table.rows(["P1", "P5", "P7", "P8"]) if one.takes == table.ALL} == {
         "P1",
         "P5",
@@ -152,7 +152,7 @@ def test_the_rows_that_compare_rates_or_are_told_in_time_run_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_of_a_proof_that_is_ended(tmp_path, sign):
+def test_an_interrupted_proof_leaves_nothing(tmp_path, sign):
     ignored = signal.signal(signal.SIGINT, signal.SIG_IGN) if sign != signal.SIGINT else None  # as in a background
     words = ["--only", "P3", "--no-controls", "--json", str(tmp_path / "proof.json")]
     proof = subprocess.Popen(

@@ -64,7 +64,7 @@ def history(*lines: str) -> Findings:
         (["ack a", "run a 1@10 0-9 failed", "run a 2@11 5-6 ok", "told a 2"], {"unjustified": ("a",)}),
     ],
 )  # fmt: skip
-def test_the_judge_finds_what_is_wrong_and_nothing_else(lines, wrong):
+def test_the_judge_finds_exactly_the_faults(lines, wrong):
     found = history(*lines)
     parts = ("lost", "unexpected", "doubled", "unjustified", "stuck")
     assert {part: getattr(found, part) for part in parts if getattr(found, part)} == wrong

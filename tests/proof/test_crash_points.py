@@ -38,7 +38,7 @@ def recorded(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_nothing_is_wrong_at_any_point_of_a_short_workload(folder):
+def test_a_short_workload_is_correct_at_every_crash_point(folder):
     tally = apart(p02_crash_points.judged, 7, steps=STEPS, cuts=1, folder=folder)
     assert tally.wrong == []
     assert tally.crashes["kill"] > 100
@@ -50,7 +50,7 @@ def test_nothing_is_wrong_at_any_point_of_a_short_workload(folder):
 @pytest.mark.parametrize(
     ("control", "kind"), [("sync_full", "lost"), ("sync_at_all", "corrupt"), ("one_commit", "half-done")]
 )
-def test_each_control_is_found_by_what_it_breaks(control, kind, folder):
+def test_each_control_is_found_by_its_check(control, kind, folder):
     assert control in p02_crash_points.ROW.controls
     with broken(control):
         tally = apart(p02_crash_points.judged, 7, steps=STEPS + 3, cuts=1, folder=folder)
@@ -61,7 +61,7 @@ def test_a_recording_follows_from_its_seed(recorded, tmp_path):
     assert apart(crashes.record, 7, STEPS, tmp_path) == recorded
 
 
-def test_a_recording_played_back_gives_the_files_that_were_there(recorded):
+def test_a_replayed_recording_gives_the_original_files(recorded):
     *_, (point, crash, image) = [one for one in crashes.images(recorded, random.Random(1), 1) if one[1] == "kill"]
     assert (point, crash) == (recorded.answers[-1].at, "kill")
     assert image == recorded.files
@@ -89,7 +89,7 @@ def cuts(disk: Disk) -> set[bytes | None]:
     return {disk.after_power_cut(random.Random(seed)).get("f") for seed in range(200)}
 
 
-def test_a_power_cut_leaves_what_was_synced():
+def test_a_power_cut_keeps_synced_data():
     disk = Disk()
     write(disk, 0, b"a" * 3 * SECTOR)
     assert None in cuts(disk)
@@ -111,7 +111,7 @@ def test_a_power_cut_leaves_any_of_the_sectors_written_since_and_a_kill_leaves_a
     assert disk.after_kill() == {"f": old + new + new + old}
 
 
-def test_a_sector_is_as_it_was_at_some_moment():
+def test_a_sector_has_the_content_of_one_moment():
     disk = Disk()
     write(disk, 0, b"...")
     sync(disk)
@@ -133,7 +133,7 @@ def test_a_file_that_was_cut_or_deleted_may_be_as_before_until_it_is_synced():
     assert cuts(disk) == {b"a", None}
 
 
-def test_what_was_deleted_with_its_folder_synced_does_not_come_back():
+def test_a_deleted_file_with_a_synced_folder_stays_deleted():
     disk = Disk()
     write(disk, 0, b"abc")
     sync(disk)
@@ -149,7 +149,7 @@ def test_the_judge_finds_a_spoiled_page(recorded, folder):
     assert verdict[0] == "corrupt"
 
 
-def test_the_judge_finds_that_what_was_acknowledged_is_missing(recorded, folder):
+def test_the_judge_finds_missing_acknowledged_jobs(recorded, folder):
     disk = Disk()
     for event in recorded.log[: recorded.answers[-3].at]:
         disk.take(event)
@@ -171,7 +171,7 @@ def test_the_judge_finds_that_what_was_acknowledged_is_missing(recorded, folder)
         ("update duly_job set priority = priority + 1", "neither as it was before"),
     ],
 )
-def test_the_judge_finds_what_is_half_done(spoil, text, recorded, folder):
+def test_the_judge_finds_partial_writes(spoil, text, recorded, folder):
     lay_down(recorded.files, folder)
     conn = sqlite3.connect(folder / NAME)
     with conn:

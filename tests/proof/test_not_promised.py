@@ -26,11 +26,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "proof.md").read_text("utf-8")
         r"asynchronous replica may lack what was acknowledged",
     ],
 )
-def test_n01_what_is_not_promised_is_said(said):
+def test_n01_the_page_lists_what_is_not_promised(said):
     assert re.search(said, PAGE.partition("## What is not promised")[2])
 
 
 @pytest.mark.parametrize("part", [0, 2], ids=["what they are", "what they measured"])
-def test_the_page_lists_the_rows_that_there_are(part):
+def test_the_page_lists_exactly_the_rows(part):
     text = PAGE.partition("## The last runs")[part]
     assert re.findall(r"^\| (P\d+) \|", text, re.MULTILINE) == [row.id for row in rows([])]

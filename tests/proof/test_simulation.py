@@ -117,7 +117,7 @@ def test_a_failing_world_is_made_shorter():
 
 
 @pytest.mark.slow
-def test_one_command_repeats_what_failed():
+def test_one_command_repeats_a_failure():
     command = [sys.executable, "-m", "tests.proof.simulation", str(found("sim:attempt_not_counted"))]
     bad = subprocess.run([*command, "--plant", "sim:attempt_not_counted"], cwd=ROOT, capture_output=True, text=True)
     assert (bad.returncode, "1 seeds, 1 bad" in bad.stdout) == (1, True)
@@ -148,7 +148,7 @@ class _LostThenAway(Gate):
 
 
 # Found by seed 4920: told that nothing was written, its caller enqueues again what has run already.
-def test_who_was_not_answered_is_not_told_that_nothing_was_written():
+def test_a_lost_answer_is_not_reported_as_nothing_written():
     with closing(VirtualLoop()) as loop:
         gate = _LostThenAway(Database(loop, random.Random(1)), random.Random(1))
         task = copied(template(), gate, Ids()).tasks["child"]
@@ -171,7 +171,7 @@ def test_enough_bugs_are_planted():
     assert len(PLANTED) >= 12
 
 
-def test_a_job_that_waits_just_as_long_as_it_may_is_given_back_and_nobody_spins():
+def test_a_job_that_waits_for_its_limit_is_released_without_spinning():
     assert Simulation(scenario(61001960)).run() == []
 
 
@@ -204,7 +204,7 @@ def test_a_handler_that_has_lost_its_lease_adds_nothing_to_a_batch_and_nothing_i
         assert any("batch b: 1 open, 0 there, sealed: 0, complete: 0" in Simulation(world).run() for world in worlds)
 
 
-def test_the_judge_of_batches_sees_what_is_not_so():
+def test_the_judge_of_batches_finds_wrong_counts():
     one = Filling("p", ("good", "good"), at=0.0, chunk=1)
     world = Simulation(Scenario(seed=0, workers=3, plans=(), faults=(), batches=(one,)))
     assert world.run() == []
@@ -231,7 +231,7 @@ def test_a_crowd_of_a_calm_world_is_served_as_its_task_promises(task: str):
     assert len(world.crowds.returned) == 16
 
 
-def test_the_judge_of_crowds_sees_what_is_not_so():
+def test_the_judge_of_crowds_finds_wrong_counts():
     jobs = (("a", "good"), ("a", "good"), ("a", "good"))
     crowd = tuple(Crowd(name, task, jobs, at=0.0, takes=0.1) for name, task in enumerate(("few", "paced", "line")))
     world = Simulation(Scenario(seed=0, workers=3, plans=(), faults=(), crowds=crowd))
@@ -250,7 +250,7 @@ def test_enough_worlds_have_batches():
     assert sum(bool(scenario(seed).batches) for seed in range(200)) > 50
 
 
-def test_what_each_planted_bug_changes_is_there():
+def test_each_planted_bug_finds_its_text():
     for bug in PLANTED:
         with broken(bug):
             pass
@@ -266,7 +266,7 @@ CHANGING_SQL = sorted({*PLANTED} & {*TOUCHED})
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", mostly_nightly({*CHANGING_SQL}, CHANGING_SQL[::8]))
-def test_a_world_that_never_runs_what_a_bug_changes_is_the_same_with_it(bug):
+def test_a_world_that_never_runs_a_planted_bug_is_unchanged_by_it(bug):
     seed = next((seed for seed in range(60) if not ran(seed) & TOUCHED[bug]), None)
     if seed is not None:  # else every world may show it
         without = seen(seed)

@@ -46,14 +46,14 @@ WRONG = Figure("wrong", False)
 FINE = Figure("fine", True)
 
 
-def test_what_was_only_slow_is_measured_again_and_says_so():
+def test_a_slow_row_is_measured_again_with_a_note():
     made, left = row(SLOW, FINE, FINE)
     line = table.run(made, seed=1, full=False)
     assert (line.verdict, len(left)) == ("green", 1)
     assert line.figure == "fine [run again, as it was too slow: slow]"
 
 
-def test_what_is_slow_each_time_is_red_and_only_tolerated_where_that_is_asked():
+def test_a_row_slow_each_time_is_red_and_only_tolerated_with_the_option():
     made, left = row(SLOW, SLOW, SLOW, FINE)
     line = table.run(made, seed=1, full=False)
     assert (line.verdict, len(left)) == ("RED", 1)
@@ -68,14 +68,14 @@ def a_defence(monkeypatch):
     return "none"
 
 
-def test_a_control_that_stays_green_by_chance_is_run_again_and_says_so(a_defence):
+def test_a_control_that_stays_green_is_run_again_with_a_note(a_defence):
     made, left = row(FINE, WRONG, FINE)
     line = table.run(made, seed=1, full=False, control=a_defence)
     assert (line.verdict, len(left)) == ("red, as it must", 1)
     assert line.figure == "wrong [run again, as it stayed green: fine]"
 
 
-def test_what_is_run_again_is_run_by_another_chance():
+def test_a_repeated_run_has_another_seed():
     seeds: list[int] = []
 
     def run(setting: table.Setting) -> Figure:
@@ -94,14 +94,14 @@ def test_a_control_that_stays_green_each_time_is_not_as_it_must_be(a_defence):
 
 
 @pytest.mark.parametrize("fault", [WRONG, RuntimeError("a fault of the row")])
-def test_what_went_wrong_is_never_repeated_and_never_tolerated(fault, capsys):
+def test_a_wrong_row_is_never_repeated_or_tolerated(fault, capsys):
     made, left = row(fault, FINE)
     line = table.run(made, seed=1, full=False)
     assert len(left) == 1
     assert not table.holds(line, tolerant=True)
 
 
-def test_what_cannot_be_run_says_why():
+def test_a_row_that_cannot_run_has_a_reason():
     made, _ = row(NotRun("no such server: install it"))
     line = table.run(made, seed=1, full=False)
     assert (line.verdict, line.figure) == ("NOT RUN", "no such server: install it")
@@ -110,18 +110,18 @@ def test_what_cannot_be_run_says_why():
 
 
 @pytest.mark.parametrize("control", [None, "none"])
-def test_what_is_only_slow_beside_others_is_not_judged(control, a_defence):
+def test_a_row_slow_beside_others_is_not_judged(control, a_defence):
     made, left = row(SLOW, FINE)
     line = table.run(made, seed=1, full=False, control=control, beside=True)
     assert (line.verdict, len(left)) == (table.TOO_SLOW, 1)
 
 
-def test_what_goes_wrong_beside_others_is_judged():
+def test_a_row_wrong_beside_others_is_judged():
     made, _ = row(WRONG)
     assert table.run(made, seed=1, full=False, beside=True).verdict == "RED"
 
 
-def test_the_end_says_again_what_is_not_as_it_must_be(monkeypatch, capsys, tmp_path):
+def test_the_summary_repeats_every_failure(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("tests.proof.table.rows", lambda only: [row(FINE)[0], row(WRONG)[0]])
     monkeypatch.setattr("tests.proof.abreast.Process", Here)
     monkeypatch.setattr("tests.proof.__main__.initialised", nullcontext)
@@ -133,7 +133,7 @@ def test_the_end_says_again_what_is_not_as_it_must_be(monkeypatch, capsys, tmp_p
     assert "fine" not in again
 
 
-def test_a_row_that_is_not_there_is_refused_and_those_that_are_there_are_named(monkeypatch, capsys):
+def test_an_unknown_row_is_refused_with_the_names_of_all(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["tests.proof", "--only", "p6,p7"])
     with pytest.raises(SystemExit) as ended:
         main()

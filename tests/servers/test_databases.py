@@ -45,7 +45,7 @@ def do(url: str, statement: str) -> list[tuple[object, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
-def test_rows_and_numbers_of_a_test_are_gone_in_the_next(pool: Pool) -> None:
+def test_rows_and_sequences_of_a_test_are_removed_before_the_next(pool: Pool) -> None:
     url = pool.take()
     for _ in range(2):
         assert do(url, DRAW) == [(1,)]

@@ -32,7 +32,7 @@ def test_a_session_is_anybodys_after_a_transaction(postgres: PostgresServer, bou
     assert bouncer.transactions() == 2
 
 
-def test_what_the_driver_opens_is_led_through_and_what_others_open_is_not(
+def test_connections_of_the_driver_go_through_the_pooler_and_others_do_not(
     postgres: PostgresServer, postgres_url: str, bouncer: PgBouncer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_driver, "led", None, raising=False)
@@ -50,7 +50,7 @@ def test_what_the_driver_opens_is_led_through_and_what_others_open_is_not(
     driver.close()
 
 
-def test_who_leaves_prepared_on_by_mistake_leaves_no_setting_of_the_driver_behind_the_pooler(
+def test_prepared_behind_the_pooler_by_mistake_leaves_no_session_setting(
     postgres: PostgresServer, postgres_url: str, bouncer: PgBouncer
 ) -> None:
     url = postgres_url.replace(str(postgres.port), str(bouncer.port))
@@ -63,7 +63,7 @@ def test_who_leaves_prepared_on_by_mistake_leaves_no_setting_of_the_driver_behin
     driver.close()
 
 
-def test_it_ends_and_leaves_nothing(postgres: PostgresServer) -> None:
+def test_it_stops_and_leaves_nothing(postgres: PostgresServer) -> None:
     started = PgBouncer(postgres).start()
     home, process = started._home, started._process
     assert home is not None

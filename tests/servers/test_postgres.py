@@ -53,7 +53,7 @@ def test_it_never_runs_as_root(server: PostgresServer) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_hasty_in_tests_and_durable_when_asked(server: PostgresServer) -> None:
+def test_it_does_not_sync_in_tests_unless_durable(server: PostgresServer) -> None:
     assert ask(server.url, "show fsync") == "off"
     assert ask(server.url, "show max_connections") == "200"
     with PostgresServer(durable=True) as durable:
@@ -142,7 +142,7 @@ def test_a_killed_test_run_takes_its_server_along(sign: signal.Signals) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_an_ordinary_user_starts_it_as_himself() -> None:
+def test_an_ordinary_user_can_start_it() -> None:
     program = (
         "import os; from tests.servers.postgres import PostgresServer\n"
         "with PostgresServer() as s: print(os.stat(f'/proc/{s.pid}').st_uid, s.new_database() != s.url)"

@@ -85,7 +85,7 @@ def test_raw_gives_the_columns_of_nothing_and_columns_of_the_same_name(gateway: 
     ]
 
 
-def test_query_tells_what_changed(gateway: D1Gateway) -> None:
+def test_query_returns_the_number_of_changes(gateway: D1Gateway) -> None:
     result = gateway.post("query", {"sql": "insert into t values ('a', 1), ('b', 2)"})
     assert [answer["success"] for answer in result] == [True]
     assert result[0]["meta"]["changes"] == 2
@@ -158,7 +158,7 @@ def test_only_the_right_token_gets_in(runtime: Workerd, gateway: D1Gateway, auth
     assert len(gateway.query("select id from t")) == (1 if status == 200 else 0)
 
 
-def test_a_gateway_without_a_token_lets_nobody_in() -> None:
+def test_a_gateway_without_a_token_refuses_everyone() -> None:
     runtime = Workerd()
     runtime.token = ""
     with runtime:
@@ -200,7 +200,7 @@ def test_many_callers_at_once(runtime: Workerd, gateway: D1Gateway) -> None:
     assert gateway.query("select count(*) as n, max(n) as most from t") == [(80, 81)]
 
 
-def test_what_was_committed_outlives_a_crash(tmp_path: Path) -> None:
+def test_committed_rows_survive_a_crash(tmp_path: Path) -> None:
     with Workerd(persist=tmp_path) as first:
         gateway = first.gateway()
         gateway.query("create table kept (n integer)")
