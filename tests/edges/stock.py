@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
@@ -21,7 +20,8 @@ from duly.rules.keys import Ids
 from duly.store import ops
 from duly.store.op import Finish, Held
 from tests.databases import fresh
-from tests.edges.programs import DULY, assert_within, say
+from tests.edges.programs import assert_within, say
+from tests.edges.watch import Watch
 
 new_id = Ids()
 DOWN = "postgresql://nobody@127.0.0.1:1/db"
@@ -185,19 +185,25 @@ def answer_while_it_is_down(*words: str) -> None:
     assert (answer.exit_code, answer.stderr) == (1, f"duly: {IS_DOWN}\n")
 
 
-def asked_and_said_no(stock: Stock, *words: str) -> str:
+@contextmanager
+def shut(url: str) -> Iterator[None]:
+    """Let nobody into a database for a while."""
+    name = database_of(url)
+    with psycopg.connect(url.replace(name, "postgres"), autocommit=True) as server:
+        server.execute(f"alter database {name} allow_connections false")
+        server.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
+        yield
+        server.execute(f"alter database {name} allow_connections true")
+
+
+def database_of(url: str) -> str:
+    return re.search(r"/([^/?]+)(\?|$)", url.removeprefix("postgresql://"))[1]
+
+
+def asked_and_said_no(*words: str, **how: Any) -> str:
     """Run the real program, say no to what it asks, and give the question."""
-    ours, theirs = pty.openpty()
-    asked = subprocess.Popen(
-        [DULY, *words, "--url", stock.url],
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    os.write(ours, b"n\n")
-    out, err = asked.communicate(timeout=20)
-    os.close(ours)
-    os.close(theirs)
-    assert (asked.returncode, out) == (1, "")
+    with Watch(*words, terminal=["stdin"], **how) as asked:
+        asked.answer("n\n")
+        out, err = asked.ended()
+        assert (asked.process.returncode, out) == (1, "")
     return err

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sqlite3
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +17,7 @@ from duly.cli.batch_watch import Snapshot, Speed, bar_line
 from duly.model import BatchRecord, Change, State
 from duly.store import ops
 from duly.store.op import Finish
-from tests.edges.programs import DULY, NOBODY, complaint, run
+from tests.edges.programs import NOBODY, complaint, run
 from tests.edges.stock import (
     Mistake,
     Stock,
@@ -31,10 +29,11 @@ from tests.edges.stock import (
     empty_of,
     fresh_of,
     shape,
+    shut,
     to_look_at,
     told,
 )
-from tests.edges.test_looking import on_a_terminal, read_until, shut
+from tests.edges.watch import TERMINAL, Watch
 
 FIELDS = set(BatchRecord.__struct_fields__)
 SUCCESS = Change(State.SUCCEEDED, result="1")
@@ -176,9 +175,9 @@ def test_a_list_without_batches_says_so_and_what_was_meant(lot, empty):
 
 @pytest.mark.process
 def test_eighty_columns_show_what_one_looks_for_first(lot):
-    with on_a_terminal("batches", "list", "--url", lot.url, columns=80) as (listing, terminal):
-        lines = read_until(terminal, "  good ").splitlines()
-        assert listing.wait(10) == 0
+    with Watch("batches", "list", url=lot.url, columns=80, terminal=TERMINAL) as listing:
+        lines = listing.until("  good ").splitlines()
+        assert listing.wait() == 0
     assert re.search(r"id +state +done +dead +name", lines[0])
     assert all(len(re.sub(r"\x1b\[\d*m", "", line)) <= 80 for line in lines)
 
@@ -305,34 +304,13 @@ def test_a_share_that_is_met_exactly_is_a_success_as_it_is_for_the_callback(empt
     assert empty.say("batches", "watch", empty.ids["share"]).exit_code == 0
 
 
-class Watching:
-    """`duly batches watch` in a process of its own."""
-
-    def __init__(self, lot: Lot, name: str, *words: str) -> None:
-        self.process = subprocess.Popen(
-            [DULY, "batches", "watch", lot.ids[name], "--interval", "100ms", *words],
-            env={**os.environ, "DULY_URL": lot.url},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def line(self) -> str:
-        line = self.process.stdout.readline()
-        assert line, self.process.stderr.read()
-        return line
-
-    def __enter__(self) -> Watching:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+def watching(lot: Lot, name: str, *words: str, **how: Any) -> Watch:
+    return Watch("batches", "watch", lot.ids[name], "--interval", "100ms", *words, url=lot.url, **how)
 
 
 @pytest.mark.process
 def test_elsewhere_than_on_a_terminal_it_is_a_line_for_every_change_of_the_percent(fresh):
-    with Watching(fresh, "import") as watch:
+    with watching(fresh, "import") as watch:
         first = r"\d\d:\d\d:\d\d  40%  4/10  -/s  \? left  dead 1  running 1\n"
         assert re.fullmatch(first, watch.line())
         fresh.finish(2, SUCCESS)
@@ -342,7 +320,7 @@ def test_elsewhere_than_on_a_terminal_it_is_a_line_for_every_change_of_the_perce
         third = r"\d\d:\d\d:\d\d  90%  9/10  \d+\.?\d*/s  [\w ]+ left  dead 1  cancelled 3  running 1\n"
         assert re.fullmatch(third, watch.line())
         fresh.run(ops.finish([Finish(job, SUCCESS) for job in fresh.running]))
-        out, err = watch.process.communicate(timeout=20)
+        out, err = watch.ended()
     assert re.fullmatch(
         r"batch 'import .*\[2J' is complete after \S+( \S+)?: 6 succeeded, 1 dead, 3 cancelled; no success, .*\n", out
     )
@@ -352,7 +330,7 @@ def test_elsewhere_than_on_a_terminal_it_is_a_line_for_every_change_of_the_perce
 
 @pytest.mark.process
 def test_in_json_it_is_an_object_whenever_anything_has_changed(fresh):
-    with Watching(fresh, "import", "--json") as watch:
+    with watching(fresh, "import", "--json") as watch:
         first = json.loads(watch.line())
         assert set(first) == FIELDS | {"state", "success", "rate", "left_ms"}
         assert (first["percent"], first["state"], first["rate"], first["left_ms"]) == (40.0, "open", None, None)
@@ -369,12 +347,12 @@ def test_in_json_it_is_an_object_whenever_anything_has_changed(fresh):
 def test_to_watch_one_that_is_being_filled_goes_on_until_it_is_sealed_and_done(empty):
     empty.broken_off("slow", 2)
     empty.register("w1")
-    with Watching(empty, "slow") as watch:
+    with watching(empty, "slow") as watch:
         assert "  0%  0/2  -/s  not sealed yet  dead 0\n" in watch.line()
         empty.app.batches.get(empty.ids["slow"]).seal()
         assert re.search(r"  0%  0/2  0\.0/s  \? left  dead 0\n", watch.line())
         empty.finish(2, SUCCESS)
-        out, err = watch.process.communicate(timeout=20)
+        out, err = watch.ended()
         assert watch.process.returncode == 0
     assert re.fullmatch(r"batch 'slow' is complete after \S+( \S+)?: 2 succeeded\n", out)
     assert err == ""
@@ -383,25 +361,31 @@ def test_to_watch_one_that_is_being_filled_goes_on_until_it_is_sealed_and_done(e
 @pytest.mark.process
 def test_that_no_worker_is_alive_is_told_once_where_there_is_something_to_run(empty):
     empty.batch("idle", 2)
-    with Watching(empty, "idle") as watch:
+    with watching(empty, "idle") as watch:
         assert "  0%  0/2" in watch.line()
         empty.finish(2, SUCCESS)
-        _, err = watch.process.communicate(timeout=20)
+        _, err = watch.ended()
     assert err == "duly: no worker is alive: start one with duly worker module:app\n"
     assert empty.say("batches", "watch", empty.ids["idle"]).stderr == ""
 
 
 @pytest.mark.process
 def test_on_a_terminal_it_is_one_line_with_a_bar_that_is_written_over(fresh):
-    words = ["batches", "watch", fresh.ids["import"], "--interval", "100ms", "--url", fresh.url]
-    with on_a_terminal(*words, columns=100) as (watch, terminal):
-        first = read_until(terminal, "running 1")
+    words = [
+        "batches",
+        "watch",
+        fresh.ids["import"],
+        "--interval",
+        "100ms",
+    ]
+    with Watch(*words, url=fresh.url, columns=100, terminal=TERMINAL) as watch:
+        first = watch.until("running 1")
         assert re.search(r"\rimport .\[2J  \[#{13,16}-{20,24}\]  40%  4/10  -/s  \? left  dead 1  running 1", first)
         fresh.run(ops.cancel([job.id for job in fresh.jobs(batch_id=fresh.ids["import"], state="ready")]))
-        assert "\r\n" not in read_until(terminal, "90%")
+        assert "\r\n" not in watch.until("90%")
         fresh.run(ops.finish([Finish(job, SUCCESS) for job in fresh.running]))
-        last = read_until(terminal, "--batch")
-        assert watch.wait(10) == 1
+        last = watch.until("--batch")
+        assert watch.wait() == 1
     assert re.search(r"\[#+\]  100%  10/10  .*\r\nbatch 'import .*' is complete after", last)
 
 
@@ -461,29 +445,33 @@ def test_the_rate_is_that_of_the_last_seconds_and_the_time_left_follows_from_it(
 @pytest.mark.process
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_ctrl_c_ends_it_quietly_and_not_as_if_it_were_complete(lot, words):
-    with Watching(lot, "import", *words) as watch:
+    with watching(lot, "import", *words) as watch:
         watch.line()
-        watch.process.send_signal(signal.SIGINT)
-        out, err = watch.process.communicate(timeout=10)
+        watch.send(signal.SIGINT)
+        out, err = watch.ended()
     assert (watch.process.returncode, out, err) == (130, "", "")
 
 
 @pytest.mark.process
 def test_ctrl_c_on_a_terminal_leaves_the_bar_and_goes_on_below_it(lot):
-    with on_a_terminal("batches", "watch", lot.ids["import"], "--url", lot.url) as (watch, terminal):
-        read_until(terminal, "40%")
-        watch.send_signal(signal.SIGINT)
-        assert read_until(terminal, "\n").endswith("\r\n")
-        assert watch.wait(10) == 130
+    with Watch("batches", "watch", lot.ids["import"], url=lot.url, terminal=TERMINAL) as watch:
+        watch.until("40%")
+        watch.send(signal.SIGINT)
+        assert watch.until("\n").endswith("\r\n")
+        assert watch.wait() == 130
 
 
 @pytest.mark.process
 def test_a_dumb_terminal_gets_plain_lines(lot):
-    words = ["batches", "watch", lot.ids["import"], "--url", lot.url]
-    with on_a_terminal(*words, TERM="dumb") as (watch, terminal):
-        seen = read_until(terminal, "running 1\r\n")
-        watch.send_signal(signal.SIGINT)
-        assert watch.wait(10) == 130
+    words = [
+        "batches",
+        "watch",
+        lot.ids["import"],
+    ]
+    with Watch(*words, url=lot.url, TERM="dumb", terminal=TERMINAL) as watch:
+        seen = watch.until("running 1\r\n")
+        watch.send(signal.SIGINT)
+        assert watch.wait() == 130
     assert "\x1b" not in seen
 
 
@@ -492,7 +480,7 @@ def test_it_waits_for_a_database_that_goes_away(postgres_url):
     lot = Lot(postgres_url)
     batch = lot.batch("import", 1)
     lot.app.close()
-    with Watching(lot, "import") as lines, Watching(lot, "import", "--json") as objects:
+    with watching(lot, "import") as lines, watching(lot, "import", "--json") as objects:
         assert "0/1" in lines.line()
         assert json.loads(objects.line())["total"] == 1
         with shut(postgres_url):
@@ -503,12 +491,12 @@ def test_it_waits_for_a_database_that_goes_away(postgres_url):
         back.app.batches.get(batch.id).cancel()
         back.app.close()
         for watch in (lines, objects):
-            out, _ = watch.process.communicate(timeout=20)
+            out, _ = watch.ended()
             assert watch.process.returncode == 1
             assert "complete" in out
 
 
-def told_away(watch: Watching) -> str:
+def told_away(watch: Watch) -> str:
     line = watch.line()
     assert "%" not in line
     return line
@@ -519,26 +507,32 @@ def test_on_a_terminal_it_says_that_the_database_is_away_and_goes_on(postgres_ur
     lot = Lot(postgres_url)
     lot.batch("import", 1)
     lot.app.close()
-    words = ["batches", "watch", lot.ids["import"], "--interval", "100ms", "--url", postgres_url]
-    with on_a_terminal(*words, columns=300) as (watch, terminal):
-        read_until(terminal, "0/1")
+    words = [
+        "batches",
+        "watch",
+        lot.ids["import"],
+        "--interval",
+        "100ms",
+    ]
+    with Watch(*words, url=postgres_url, columns=300, terminal=TERMINAL) as watch:
+        watch.until("0/1")
         with shut(postgres_url):
-            read_until(terminal, "not currently accepting connections")
-        read_until(terminal, "0/1")
-        watch.send_signal(signal.SIGINT)
-        assert watch.wait(10) == 130
+            watch.until("not currently accepting connections")
+        watch.until("0/1")
+        watch.send(signal.SIGINT)
+        assert watch.wait() == 130
 
 
 @pytest.mark.process
 def test_one_that_is_gone_meanwhile_is_told_so(empty):
     empty.register("w1")
     empty.batch("import", 1)
-    with Watching(empty, "import") as watch:
+    with watching(empty, "import") as watch:
         watch.line()
         with sqlite3.connect(empty.url) as conn:
             conn.execute("delete from duly_batch")
         conn.close()
-        out, err = watch.process.communicate(timeout=20)
+        out, err = watch.ended()
     assert (watch.process.returncode, out) == (3, "")
     assert err == f"duly: no batch has the id {empty.ids['import']}\n"
 
@@ -603,8 +597,8 @@ def test_to_cancel_one_that_is_complete_changes_nothing(fresh):
 @pytest.mark.process
 def test_thousands_are_cancelled_in_chunks_and_a_terminal_sees_how_far_it_is(empty):
     empty.batch("big", 2500)
-    with on_a_terminal("batches", "cancel", empty.ids["big"], "--yes", "--url", empty.url) as (_, terminal):
-        seen = read_until(terminal, "cancelled the rest of batch 'big': 2,500 jobs")
+    with Watch("batches", "cancel", empty.ids["big"], "--yes", url=empty.url, terminal=TERMINAL) as command:
+        seen = command.until("cancelled the rest of batch 'big': 2,500 jobs")
     assert re.search(r"cancel +\[#+-+\] +1000/2500", seen)
     assert empty.record("big").cancelled == 2500
 
@@ -612,7 +606,7 @@ def test_thousands_are_cancelled_in_chunks_and_a_terminal_sees_how_far_it_is(emp
 @pytest.mark.process
 def test_who_is_asked_and_says_no_changes_nothing(fresh):
     before = fresh.everything()
-    question = asked_and_said_no(fresh, "batches", "cancel", fresh.ids["nightly"])
+    question = asked_and_said_no("batches", "cancel", fresh.ids["nightly"], url=fresh.url)
     assert "Cancel the rest of batch 'nightly' (2 jobs)? [y/N]" in question
     assert fresh.everything() == before
 

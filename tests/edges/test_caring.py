@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
 import socket
@@ -24,7 +22,8 @@ from duly.rules.keys import Ids
 from duly.store import batches, migrate, ops
 from duly.store.op import Finish
 from tests.databases import fresh
-from tests.edges.programs import DULY, PATIENCE, Folder, assert_within, complaint, say, wait_until
+from tests.edges.programs import PATIENCE, Folder, assert_within, complaint, say, wait_until
+from tests.edges.stock import asked_and_said_no
 
 TASKS = """
 import time
@@ -497,16 +496,8 @@ def test_prune_takes_only_what_is_named_and_keeps_the_rest_as_long_as_said(here,
 def test_who_says_no_keeps_everything(here):
     database = Database(str(here.path / "duly.db"))
     prepare_old(database)
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [DULY, "prune", "--app", "tasks:app"], cwd=here.path, env=here.environ(), stdin=theirs, stderr=subprocess.PIPE
-    ) as process:
-        os.write(ours, b"n\n")
-        assert process.wait(PATIENCE) == 1
-        assert process.stderr is not None
-        assert b"Remove 2,500 finished jobs" in process.stderr.read()
-    os.close(ours)
-    os.close(theirs)
+    question = asked_and_said_no("prune", "--app", "tasks:app", cwd=here.path, **here.environ())
+    assert "Remove 2,500 finished jobs" in question
     assert len(database.states()) == 2502
     database.app.close()
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import time
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,8 +16,9 @@ from duly import Duly
 from duly.model import JobRecord, State
 from duly.store import ops
 from tests.databases import fresh
-from tests.edges.programs import DULY, PATIENCE, Folder, complaint, say, wait_until
-from tests.edges.test_looking import shut
+from tests.edges.programs import DULY, PATIENCE, Folder, complaint, say
+from tests.edges.stock import shut
+from tests.edges.watch import Watch
 
 TASKS = """
 import time
@@ -291,58 +288,25 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone_and_says_so(here):
 @pytest.mark.process
 def test_a_terminal_is_shown_how_far_the_job_is(here):
     here.start("worker", "tasks:app").line("worker.started")
-    with Terminal(here, "enqueue", "tasks:app", "part", "--wait") as terminal:
-        terminal.wait_for("running 40 % parsing")
+    with on_terminal(here, "part", "--wait") as command:
+        command.until("running 40 % parsing")
         (here.path / "go").touch()
-        assert terminal.end() == 0
-    assert terminal.stdout == '"done"\n'
+        command.rest()
+        assert command.ended() == ('"done"\n', None)
+    assert command.process.returncode == 0
 
 
 @pytest.mark.process
 def test_a_terminal_is_told_how_to_look_at_the_job(here):
-    with Terminal(here, "enqueue", "tasks:app", "add", "[1]") as terminal:
-        assert terminal.end() == 0
-    assert f"duly jobs show {terminal.stdout.strip()}" in terminal.seen
+    with on_terminal(here, "add", "[1]") as command:
+        command.rest()
+        job_id = command.ended()[0].strip()
+    assert command.process.returncode == 0
+    assert f"duly jobs show {job_id}" in command.seen
 
 
-class Terminal:
-    """A `duly` whose stderr is a terminal, and what is seen there."""
-
-    def __init__(self, folder: Folder, *words: str) -> None:
-        self._ours, theirs = pty.openpty()
-        self._process = subprocess.Popen(
-            [DULY, *words], cwd=folder.path, env=folder.environ(), stderr=theirs, stdout=subprocess.PIPE, text=True
-        )
-        os.close(theirs)
-        self.seen = ""
-        self.stdout = ""
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        os.close(self._ours)
-
-    def wait_for(self, text: str) -> None:
-        wait_until(lambda: self._read() and text in self.seen, text)
-
-    def end(self) -> int:
-        with suppress(OSError):  # the other side is closed
-            while self._read():
-                pass
-        assert self._process.stdout is not None
-        self.stdout = self._process.stdout.read()
-        return self._process.wait(PATIENCE)
-
-    def _read(self) -> bool:
-        assert select.select([self._ours], [], [], PATIENCE)[0], f"nothing more is seen after {self.seen!r}"
-        part = os.read(self._ours, 4096).decode()
-        self.seen += part
-        return bool(part)
+def on_terminal(here: Folder, *words: str) -> Watch:
+    return Watch("enqueue", "tasks:app", *words, terminal=["stderr"], cwd=here.path, **here.environ())
 
 
 # Mistakes

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import select
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from duly.cli.top import CLOSE, OPEN, Rates
 from duly.model import JobRecord, NewJob, Terms, WorkerRecord
 from duly.store import lanes, ops
-from tests.edges.programs import DULY, NOBODY, complaint, run, say
+from tests.edges.programs import NOBODY, complaint, run, say
 from tests.edges.stock import (
     Mistake,
     Stock,
@@ -33,9 +26,11 @@ from tests.edges.stock import (
     fresh_of,
     new_id,
     shape,
+    shut,
     to_look_at,
     told,
 )
+from tests.edges.watch import TERMINAL, Watch
 
 READING = (
     ["jobs", "list"],
@@ -87,9 +82,9 @@ def test_the_list_of_jobs_is_newest_first_and_says_what_is_worth_knowing(stock):
 @pytest.mark.process
 def test_eighty_columns_show_what_one_looks_for_first(stock):
     for words in (["jobs", "list"], ["dead", "list"]):
-        with on_a_terminal(*words, "--url", stock.url, columns=80) as (listing, terminal):
-            lines = read_until(terminal, " boom").splitlines()
-            assert listing.wait(10) == 0
+        with Watch(*words, url=stock.url, columns=80, terminal=TERMINAL) as listing:
+            lines = listing.until(" boom").splitlines()
+            assert listing.wait() == 0
         assert re.search(r"id +state +attempt +when +task", lines[0])
         assert all(len(re.sub(r"\x1b\[\d*m", "", line)) <= 80 for line in lines)
 
@@ -98,16 +93,16 @@ def test_eighty_columns_show_what_one_looks_for_first(stock):
 def test_no_color_is_obeyed_everywhere(stock):
     for words in (["jobs", "list"], ["doctor"], ["stats"]):
         for wish, coloured in (("", True), ("1", False)):
-            with on_a_terminal(*words, "--url", stock.url, NO_COLOR=wish) as (command, terminal):
-                assert (re.search(r"\x1b\[\d+m", read_all(command, terminal)) is not None) == coloured, words
+            with Watch(*words, url=stock.url, NO_COLOR=wish, terminal=TERMINAL) as command:
+                assert (re.search(r"\x1b\[\d+m", command.rest()) is not None) == coloured, words
 
 
 @pytest.mark.process
 def test_a_dumb_terminal_gets_plain_lines(stock):
-    with on_a_terminal("top", "--interval", "100ms", "--url", stock.url, TERM="dumb") as (top, terminal):
-        seen = read_until(terminal, "ready 2") + read_until(terminal, "ready 2")
-        top.send_signal(signal.SIGINT)
-        assert top.wait(10) == 0
+    with Watch("top", "--interval", "100ms", url=stock.url, TERM="dumb", terminal=TERMINAL) as top:
+        seen = top.until("ready 2") + top.until("ready 2")
+        top.send(signal.SIGINT)
+        assert top.wait() == 0
     assert "\x1b" not in seen
 
 
@@ -305,11 +300,11 @@ def test_top_once_shows_queues_workers_running_and_dead_jobs(stock):
 
 @pytest.mark.process
 def test_top_prints_one_line_a_look_where_there_is_no_terminal_and_ctrl_c_ends_it(stock):
-    with Watching(stock, "--interval", "100ms") as top:
+    with Watch("top", "--interval", "100ms", url=stock.url) as top:
         for _ in range(3):
             assert re.match(r"\d\d:\d\d:\d\d  running 1/4  ready 2  ", top.line())
-        top.process.send_signal(signal.SIGINT)
-        assert top.process.wait(10) == 0
+        top.send(signal.SIGINT)
+        assert top.wait() == 0
         assert top.process.stderr.read() == ""
 
 
@@ -317,7 +312,7 @@ def test_top_prints_one_line_a_look_where_there_is_no_terminal_and_ctrl_c_ends_i
 def test_top_waits_for_a_database_that_goes_away(postgres_url):
     stock = Stock(postgres_url)
     stock.app.close()
-    with Watching(stock, "--interval", "100ms", "--json") as top:
+    with Watch("top", "--interval", "100ms", "--json", url=stock.url) as top:
         assert "queues" in json.loads(top.line())
         with shut(postgres_url):
             while "error" not in (line := json.loads(top.line())):
@@ -333,97 +328,28 @@ def test_top_says_on_the_screen_that_the_database_is_away_and_goes_on(postgres_u
     stock = Stock(postgres_url)
     stock.register("w1")
     stock.app.close()
-    with on_a_terminal("top", "--interval", "100ms", "--url", postgres_url, columns=300) as (top, terminal):
-        read_until(terminal, "workers 1")
+    with Watch("top", "--interval", "100ms", url=postgres_url, columns=300, terminal=TERMINAL) as top:
+        top.until("workers 1")
         with shut(postgres_url):
-            seen = read_until(terminal, "not currently accepting connections")
-            assert "w1" in read_until(terminal, "w1")  # the last picture stays
-        read_until(terminal, "workers 1")
-        top.send_signal(signal.SIGINT)
-        assert top.wait(10) == 0
+            seen = top.until("not currently accepting connections")
+            assert "w1" in top.until("w1")  # the last picture stays
+        top.until("workers 1")
+        top.send(signal.SIGINT)
+        assert top.wait() == 0
     assert CLOSE not in seen
 
 
-@contextmanager
-def shut(url: str) -> Iterator[None]:
-    """Let nobody into a database for a while."""
-    name = database_of(url)
-    with psycopg.connect(url.replace(name, "postgres"), autocommit=True) as server:
-        server.execute(f"alter database {name} allow_connections false")
-        server.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
-        yield
-        server.execute(f"alter database {name} allow_connections true")
-
-
-def database_of(url: str) -> str:
-    return re.search(r"/([^/?]+)(\?|$)", url.removeprefix("postgresql://"))[1]
-
-
-class Watching:
-    """`duly top` in a process of its own."""
-
-    def __init__(self, stock: Stock, *words: str) -> None:
-        self.process = subprocess.Popen(
-            [DULY, "top", *words],
-            env={**os.environ, "DULY_URL": stock.url},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def line(self) -> str:
-        line = self.process.stdout.readline()
-        assert line, self.process.stderr.read()
-        return line
-
-    def __enter__(self) -> Watching:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_top_gives_the_terminal_back_however_it_is_stopped(stock, number, code):
-    with on_a_terminal("top", "--interval", "100ms", "--url", stock.url) as (top, terminal):
-        seen = read_until(terminal, "w1 ")
-        top.send_signal(number)
-        assert top.wait(10) == code
-        seen += read_until(terminal, CLOSE)
+    with Watch("top", "--interval", "100ms", url=stock.url, terminal=TERMINAL) as top:
+        seen = top.until("w1 ")
+        top.send(number)
+        assert top.wait() == code
+        seen += top.until(CLOSE)
     assert seen.startswith(OPEN)
     frame = re.sub(r"\x1b\[\S*?[A-Za-z]", "", seen.split("\x1b[H")[1])
     assert all(len(line) <= 60 for line in frame.split("\r\n"))
     assert len(frame.split("\r\n")) <= 12
-
-
-@contextmanager
-def on_a_terminal(*words: str, columns: int = 60, **more: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run a command on a small terminal."""
-    environ = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "12", **more}
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen([DULY, *words], env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
-def read_until(terminal: int, text: str) -> str:
-    seen = ""
-    while text not in seen:
-        assert select.select([terminal], [], [], 20)[0], f"{text!r} did not come: {seen!r}"
-        seen += os.read(terminal, 65536).decode()
-    return seen
-
-
-def read_all(command: subprocess.Popen[bytes], terminal: int) -> str:
-    command.wait(20)
-    return os.read(terminal, 65536).decode()
 
 
 def test_rates_come_from_what_workers_count_between_two_beats():
@@ -590,8 +516,8 @@ def test_what_would_be_resolved_is_told_without_a_reason(fresh):
 @pytest.mark.process
 def test_a_bar_does_not_pretend_to_know_a_count_that_was_given_up_on(empty):
     empty.enqueue("many", 10_700)
-    with on_a_terminal("jobs", "cancel", "--all", "--yes", "--url", empty.url) as (_, terminal):
-        seen = read_until(terminal, "10,700 cancelled")
+    with Watch("jobs", "cancel", "--all", "--yes", url=empty.url, terminal=TERMINAL) as command:
+        seen = command.until("10,700 cancelled")
     assert re.search(r"\b10500\b", seen)
     assert "10001" not in seen
     assert "%" not in seen
@@ -613,7 +539,7 @@ def test_dead_jobs_are_purged_and_nothing_else_is(fresh):
 
 @pytest.mark.process
 def test_who_is_asked_and_says_no_changes_nothing(fresh):
-    assert "Cancel 8 jobs? [y/N]" in asked_and_said_no(fresh, "jobs", "cancel", "--all")
+    assert "Cancel 8 jobs? [y/N]" in asked_and_said_no("jobs", "cancel", "--all", url=fresh.url)
     assert len(fresh.jobs(state="ready")) == 2
 
 

@@ -358,7 +358,7 @@ def test_who_is_asked_and_says_no_changes_nothing(fresh):
         (["backfill", "daily", *WINDOW], "Fire 29 due times of 'daily'? [y/N]"),
         (["delete", "daily"], "Delete schedule 'daily' (at 09:00 every day, Europe/Vienna)? [y/N]"),
     ):
-        assert question in asked_and_said_no(fresh, "schedules", *words)
+        assert question in asked_and_said_no("schedules", *words, url=fresh.url)
     assert fresh.everything() == before
 
 

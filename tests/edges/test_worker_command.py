@@ -336,13 +336,13 @@ def test_a_worker_that_waits_for_a_server_ends_at_once_when_told(here, on_termin
     here.app("postgresql://nobody@127.0.0.1:1/db")
     if on_terminal:
         terminal = here.start_on_terminal("worker", "tasks:app")
-        terminal.until("trying again in 4 s")
+        terminal.until("trying again in 2 s")
         terminal.signal(signal.SIGTERM)
         assert terminal.wait() == 0
         assert terminal.text.endswith("\r\x1b[K")  # the next prompt stands in an empty line
     else:
         worker = here.start("worker", "tasks:app")
-        worker.line("again_in_s=4")
+        worker.line("again_in_s=2")
         began = time.monotonic()
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
