@@ -43,7 +43,7 @@ def main(descriptor: int) -> None:
         try:
             app = find_app(begin.spec, App)
         except Exception as error:
-            sock.sendall(frame(Started(error=f"a process of its own cannot import {begin.spec}: {error}")))
+            sock.sendall(frame(Started(error=f"the child process cannot import {begin.spec}: {error}")))
             return
         sock.sendall(frame(Started()))
         Serving(app, sock).run()
@@ -74,7 +74,9 @@ class Serving:
 
     def _outcome(self, job: Claimed) -> Outcomes:
         if job.task not in self._app.tasks:
-            unknown = ConfigError(f"a process of its own does not know task {job.task!r}, which its worker knows")
+            unknown = ConfigError(
+                f"the child process does not know task {job.task!r}, but its worker does. Define it at import."
+            )
             return Outcomes.of(Failed(describe(unknown)), staged=False)
         now = time.monotonic()
         definition = self._app.tasks[job.task].definition

@@ -36,7 +36,7 @@ class Shared:
         chance: Callable[[], float],
     ) -> None:
         if concurrency < 1:
-            raise ConfigError(f"concurrency is {concurrency}: at least one job must run")
+            raise ConfigError(f"concurrency= is {concurrency}. It must be at least 1.")
         self.app = app
         self.driver = app.driver
         self.queues = _limits(app, queues)
@@ -144,8 +144,10 @@ def _limits(app: App, queues: Iterable[str] | Mapping[str, int | None] | None) -
         return dict.fromkeys(sorted({"default", *(task.definition.queue for task in app.tasks.values())}))
     limits = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues)
     if not limits:
-        raise ConfigError("queues= is empty: name at least one, or leave it out to serve those of the app's tasks")
+        raise ConfigError(
+            "queues= is empty. Name at least one queue, or leave it out to serve the queues of the app's tasks."
+        )
     for queue, limit in limits.items():
         if limit is not None and limit < 1:
-            raise ConfigError(f"the limit of queue {queue!r} is {limit}: at least 1, or none")
+            raise ConfigError(f"The limit of queue {queue!r} is {limit}. It must be at least 1, or None.")
     return limits

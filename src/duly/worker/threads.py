@@ -38,13 +38,7 @@ class TimeIsUp(JobTimeout):
 class Threads:
     """Threads that run one job after the other. Each is started when it is first needed."""
 
-    def __init__(
-        self,
-        most: int,
-        spawn: Spawn,
-        work: Callable[[Lease], Lease | None],
-        runner: Runner,
-    ) -> None:
+    def __init__(self, most: int, spawn: Spawn, work: Callable[[Lease], Lease | None], runner: Runner) -> None:
         self._most = most
         self._spawn = spawn
         self._work = work

@@ -79,9 +79,9 @@ class Ticker(Worker):
         signals: bool = True,
     ) -> None:
         if limit < 1:
-            raise ConfigError(f"limit is {limit}: a tick runs at least one job")
+            raise ConfigError(f"limit= is {limit}. It must be at least 1.")
         if max_seconds <= 0:
-            raise ConfigError(f"max_seconds is {max_seconds:g}: a tick takes some time")
+            raise ConfigError(f"max_seconds= is {max_seconds:g}. It must be greater than 0.")
         self._bounds = _Bounds(limit, max_seconds)
         super().__init__(app, queues=queues, concurrency=concurrency, grace=grace, drain=True, signals=signals)
 
