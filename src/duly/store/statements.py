@@ -16,12 +16,18 @@ has a twin `enqueue_again`: the same statement with that ending, sent after a lo
 
     -- same as: claim
 
-has the statements of `claim`, which stands before it.
+has the statements of `claim`, which stands before it. SQL that stands three times or more in a dialect is a fragment:
+
+    -- fragment: known_tasks
+    (:tasks is null or ...)
+
+A section of any file of the dialect includes it as `{known_tasks}`. Fragments have no parameters and include no others.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from typing import Literal, NamedTuple, TypeAlias
@@ -52,7 +58,8 @@ POSTGRES_ONLY = frozenset(
 SQLITE_ONLY = frozenset({"ends_written"})
 EMPTY: dict[Dialect, frozenset[str]] = {"sqlite": POSTGRES_ONLY, "postgres": SQLITE_ONLY}
 
-_SECTION = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_PART = re.compile(r"^-- (name|fragment): (\w+)$", re.MULTILINE)
+_FRAGMENT = re.compile(r"\{(\w+)\}")
 _AGAIN = re.compile(r"^-- again: (.+)$", re.MULTILINE)
 _SAME = re.compile(r"^-- same as: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--.*$", re.MULTILINE)
@@ -72,18 +79,25 @@ class Statement(NamedTuple):
 def sections(dialect: Dialect) -> dict[str, tuple[str, ...]]:
     """Return the statements of every section of a dialect, by the section's name."""
     found: dict[str, tuple[str, ...]] = dict.fromkeys(EMPTY[dialect], ())
+    parts = list(_parts(dialect))
+    fragments = {name: _COMMENT.sub("", text).strip() for kind, name, text in parts if kind == "fragment"}
+    for _, name, text in (part for part in parts if part[0] == "name"):
+        if name in found:
+            raise ValueError(f"{dialect}: section {name!r} is defined twice")
+        same = _SAME.search(text)
+        found[name] = found[same[1]] if same else split(_FRAGMENT.sub(lambda used: fragments[used[1]], text))
+        if again := _AGAIN.search(text):
+            [statement] = found[name]
+            found[f"{name}_again"] = (f"{statement}\n    {again[1]}",)
+    return found
+
+
+def _parts(dialect: Dialect) -> Iterator[tuple[str, str, str]]:
+    """Read the parts of every file: whether it is a section or a fragment, its name and its text."""
     for file in sorted(files("duly.store.sql").joinpath(dialect).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):
-            _, *parts = _SECTION.split(file.read_text("utf-8"))
-            for name, text in zip(parts[::2], parts[1::2], strict=True):
-                if name in found:
-                    raise ValueError(f"{dialect}: section {name!r} is defined twice")
-                same = _SAME.search(text)
-                found[name] = found[same[1]] if same else split(text)
-                if again := _AGAIN.search(text):
-                    [statement] = found[name]
-                    found[f"{name}_again"] = (f"{statement}\n    {again[1]}",)
-    return found
+            _, *parts = _PART.split(file.read_text("utf-8"))
+            yield from zip(parts[::3], parts[1::3], parts[2::3], strict=True)
 
 
 def split(text: str) -> tuple[str, ...]:

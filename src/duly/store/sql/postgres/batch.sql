@@ -30,6 +30,12 @@ select filled, sealed_at is not null
   from duly.duly_batch
  where id = :batch_id::uuid;
 
+-- fragment: parent_held
+(:parent_token::bigint is null
+ or exists (
+    select 1 from duly.duly_job
+     where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running'))
+
 -- name: count_added
 -- Before they are added, so that what a first try has added, and perhaps ended, is not counted again. Of jobs with keys,
 -- those that got theirs; nothing of a handler that lost its lease.
@@ -44,10 +50,7 @@ update duly.duly_batch
                 where duly_key.task = :task and duly_key.key = input.key and duly_key.job_id = input.id
                   and duly_key.state = 'live')))
  where id = :batch_id::uuid and sealed_at is null
-   and (:parent_token::bigint is null
-        or exists (
-           select 1 from duly.duly_job
-            where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running'));
+   and {parent_held};
 
 -- name: count_filled
 -- After they are added: how far it was filled tells a repeated try from the first, also where success leaves no trace.
@@ -58,10 +61,7 @@ update duly.duly_batch
         where duly_job.id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))),
        filled = filled + json_array_length(:ids::json)
  where id = :batch_id::uuid and sealed_at is null and filled = :filling::bigint
-   and (:parent_token::bigint is null
-        or exists (
-           select 1 from duly.duly_job
-            where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running'));
+   and {parent_held};
 
 -- name: added_before
 -- What came of jobs whose places were filled before. Those whose keys somebody else had were not added.

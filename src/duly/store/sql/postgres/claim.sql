@@ -8,6 +8,28 @@
 with waited as materialized (select pg_advisory_xact_lock(:token::bigint)::text as waited)
 select waited from waited where waited is null;
 
+-- fragment: claimed
+id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
+lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at,
+origin::text
+
+-- fragment: known_tasks
+    (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
+and task not in (select name from gate where kind = 'task')
+and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+
+-- fragment: lease
+set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
+    lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
+    progress_message = null, reason = null
+
+-- fragment: paused
+gate as materialized (
+    select name, kind
+      from duly.duly_queue, clock
+     where paused_at is not null and (paused_until is null or paused_until > now)
+)
+
 -- name: claim
 -- Differs from SQLite: each claimer skips the rows that another has locked. The row is chosen and locked in a
 -- materialized step: inside an `in (...)` the planner may choose it twice and take more than the limit. Locked, it stays
@@ -15,11 +37,7 @@ select waited from waited where waited is null;
 -- next claim. What the token holds already is not answered here but by `recall`, which follows where a claim is sent once
 -- more: to put both together and in order took a fifth of the claim.
 with clock as materialized (select :now as now),
-gate as materialized (
-    select name, kind
-      from duly.duly_queue, clock
-     where paused_at is not null and (paused_until is null or paused_until > now)
-),
+{paused},
 asked as materialized (
     select case when not pg_try_advisory_xact_lock(:token::bigint)
                   or exists (select 1 from duly.duly_job where token = :token::bigint)
@@ -30,9 +48,7 @@ ready as materialized (
     select ctid as place
       from duly.duly_job
      where state = 'ready' and lane is null and queue = :queue and suspect = :alone::boolean
-       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
-       and task not in (select name from gate where kind = 'task')
-       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+       and {known_tasks}
      order by priority desc, due_at, id
      limit (select room from asked)
        for update skip locked
@@ -41,32 +57,22 @@ due as materialized (
     select ctid as place
       from duly.duly_job
      where state = 'scheduled' and lane is null and queue = :queue and not :alone::boolean and due_at <= (select now from clock)
-       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
-       and task not in (select name from gate where kind = 'task')
-       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+       and {known_tasks}
      order by due_at, id
      limit (select room from asked) - (select count(*) from ready)
        for update skip locked
 )
 update duly.duly_job
-   set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
-       lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
-       progress_message = null, reason = null
+   {lease}
  where ctid = any (array(select place from ready union all select place from due))
-returning id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-          lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at,
-          origin::text, lane;
+returning {claimed}, lane;
 
 -- name: claim_marked
 -- The same, but the order is walked in parts, best first. One that begins at a mark does so a moment before the present,
 -- because enqueues do not commit in the order of their due times. By the equality on `queue` one part is expected and not
 -- the hundred of any JSON, for which the plan would be compiled. Apart from `claim`, because all this costs a tenth of it.
 with clock as materialized (select :now as now),
-gate as materialized (
-    select name, kind
-      from duly.duly_queue, clock
-     where paused_at is not null and (paused_until is null or paused_until > now)
-),
+{paused},
 free as materialized (
     select case when pg_try_advisory_xact_lock(:token::bigint)
                  and not exists (select 1 from duly.duly_job where token = :token::bigint)
@@ -88,9 +94,7 @@ ready as materialized (
              from duly.duly_job
             where state = 'ready' and lane is null and queue = :queue and suspect = false
               and priority <= part.top and priority >= part.bottom and (due_at, id) >= (part.due_at, part.id)
-              and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
-              and task not in (select name from gate where kind = 'task')
-              and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+              and {known_tasks}
             order by priority desc, due_at, id
             limit (select room from free)
               for update skip locked) as chosen
@@ -100,21 +104,15 @@ due as materialized (
     select ctid as place
       from duly.duly_job
      where state = 'scheduled' and lane is null and queue = :queue and due_at <= (select now from clock)
-       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
-       and task not in (select name from gate where kind = 'task')
-       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+       and {known_tasks}
      order by due_at, id
      limit (select room from free) - (select count(*) from ready)
        for update skip locked
 )
 update duly.duly_job
-   set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
-       lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
-       progress_message = null, reason = null
+   {lease}
  where ctid = any (array(select place from ready union all select place from due))
-returning id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-          lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at,
-          origin::text, lane;
+returning {claimed}, lane;
 
 -- name: claim_shaped
 -- `claim` for a queue whose priorities age (`:ageing_ms`) or whose retries have a budget (`:retries`). Of due retries,
@@ -123,11 +121,7 @@ returning id::text, token, task, queue, priority, payload, envelope, key, attemp
 -- among the first, without a lock, and `ready` takes as many of each, past what others have locked. What that leaves
 -- free, because others were there first, `rest` fills.
 with recursive clock as materialized (select :now as now),
-gate as materialized (
-    select name, kind
-      from duly.duly_queue, clock
-     where paused_at is not null and (paused_until is null or paused_until > now)
-),
+{paused},
 asked as materialized (
     select case when not pg_try_advisory_xact_lock(:token::bigint)
                   or exists (select 1 from duly.duly_job where token = :token::bigint)
@@ -164,9 +158,7 @@ best as materialized (
                      from duly.duly_job
                     where state = 'ready' and lane is null and queue = :queue and suspect = false
                       and priority = level_priority
-                      and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
-                      and task not in (select name from gate where kind = 'task')
-                      and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+                      and {known_tasks}
                     order by due_at, id
                     limit (select room from asked) - (select count(*) from budgeted)) as first_ones
              where level_priority is not null
@@ -183,9 +175,7 @@ ready as materialized (
            select id
              from duly.duly_job
             where state = 'ready' and lane is null and queue = :queue and suspect = false and priority = level_priority
-              and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
-              and task not in (select name from gate where kind = 'task')
-              and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+              and {known_tasks}
             order by due_at, id
             limit best.share
               for update skip locked) as chosen
@@ -196,9 +186,7 @@ rest as materialized (
       from duly.duly_job
      where state = 'ready' and lane is null and queue = :queue and suspect = false
        and id <> all (array(select id from ready))
-       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
-       and task not in (select name from gate where kind = 'task')
-       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+       and {known_tasks}
      order by priority desc, due_at, id
      limit (select room from asked) - (select count(*) from budgeted) - (select count(*) from ready)
        for update skip locked
@@ -212,9 +200,7 @@ fresh as materialized (
                 (select due_at from duly.duly_job
                   where state = 'scheduled' and lane is null and queue = :queue and due_at <= (select now from clock)
                   order by due_at, id limit 1 offset 100), (select now from clock))))
-       and (:tasks::text is null or task in (select json_array_elements_text(:tasks::json)))
-       and task not in (select name from gate where kind = 'task')
-       and (expires_at is null or expires_at > (select now from clock) or attempt > 0)
+       and {known_tasks}
      order by due_at, id
      limit (select room from asked) - (select count(*) from budgeted) - (select count(*) from ready)
            - (select count(*) from rest)
@@ -234,17 +220,14 @@ further as materialized (
 ),
 taken as (
     update duly.duly_job
-       set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
-           lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
-           progress_message = null, reason = null
+       {lease}
      where id = any (array(
            select id from budgeted union all select id from ready union all select id from rest
             union all select id from fresh union all select id from further))
     returning id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
 )
-select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text,
+select {claimed},
        lane
   from (select id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
                lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
@@ -258,9 +241,7 @@ select id::text, token, task, queue, priority, payload, envelope, key, attempt, 
           case when :ageing_ms::bigint is null then due_at end, id;
 
 -- name: recall
-select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at,
-       origin::text, lane
+select {claimed}, lane
   from duly.duly_job
  where token = :token::bigint
  order by priority desc, due_at, id;

@@ -21,10 +21,7 @@ select id::text from held where id is null;
 insert into duly.duly_key (task, key, job_id, state, fingerprint, debounced_by)
 select :task::text, :key::text, :id::uuid, 'live', :job::json ->> 'fingerprint', :id::uuid
  where not exists (select 1 from duly.duly_done where id = :id::uuid)
-   and (:parent_token::bigint is null
-        or exists (
-           select 1 from duly.duly_job
-            where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running'))
+   and {parent_held}
     on conflict (task, key) do update
    set job_id = excluded.job_id, state = 'live', fingerprint = excluded.fingerprint,
        debounced_by = excluded.debounced_by, result = null, result_dropped = false, expires_at = null
@@ -63,11 +60,7 @@ waiting as materialized (
        and duly_key.debounced_by is distinct from :id::uuid
        and duly_job.state <> 'running' and attempt = 0 and last_token is null and replay_of is null
        and not exists (select 1 from duly.duly_done where id = :id::uuid)
-       and (:parent_token::bigint is null
-            or exists (
-               select 1 from duly.duly_job
-                where id = :parent_id::uuid and token is not distinct from :parent_token::bigint
-                  and state = 'running'))
+       and {parent_held}
        for update of duly_job skip locked
 ),
 replaced as (
@@ -99,11 +92,7 @@ begun as materialized (
        and (duly_job.state = 'running' or attempt > 0 or last_token is not null or replay_of is not null)
        and (next is null or next::json ->> 'id' <> :id::text)
        and not exists (select 1 from duly.duly_done where id = :id::uuid)
-       and (:parent_token::bigint is null
-            or exists (
-               select 1 from duly.duly_job
-                where id = :parent_id::uuid and token is not distinct from :parent_token::bigint
-                  and state = 'running'))
+       and {parent_held}
        for update of duly_job skip locked
 ),
 written as (

@@ -28,10 +28,7 @@ select one.key::uuid, :task, :queue, :priority::int,
          from json_each(:payloads::json)
        offset 0) as kind  -- read once, not for each of its jobs
  cross join json_each_text(kind.payloads) as one
- where (:parent_token::bigint is null
-        or exists (
-           select 1 from duly.duly_job
-            where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running'))
+ where {parent_held}
    and (:filling::bigint is null
         or exists (
            select 1 from duly.duly_batch

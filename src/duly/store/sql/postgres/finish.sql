@@ -2,13 +2,8 @@
 -- short way: one row moves from `duly_job` to `duly_done`. Every other end is marked by `finish`, and the sections of
 -- `ended.sql` follow.
 
--- name: finish_plain
--- Differs from SQLite: a delete can hand its rows to an insert, so both are one statement. By the order of the input and
--- the walk along the primary key, rows are locked in the order of their ids, as everywhere.
-with clock as materialized (select :now as now),
-input as materialized (
-    select one.key::uuid as id, held.key::bigint as token, one.value as result
-      from json_each(:plain::json) as held
+-- fragment: held_jobs
+                                   as held
      cross join json_each_text(held.value) as one
      order by id
 ),
@@ -17,7 +12,15 @@ gone as (
      using input
      where duly_job.id = any (array(select id from input)) and duly_job.id = input.id
        and duly_job.token is not distinct from input.token
-       and state = 'running' and key is null and batch_id is null and schedule is null
+       and state = 'running'
+
+-- name: finish_plain
+-- Differs from SQLite: a delete can hand its rows to an insert, so both are one statement. By the order of the input and
+-- the walk along the primary key, rows are locked in the order of their ids, as everywhere.
+with clock as materialized (select :now as now),
+input as materialized (
+    select one.key::uuid as id, held.key::bigint as token, one.value as result
+      from json_each(:plain::json) {held_jobs} and key is null and batch_id is null and schedule is null
     returning duly_job.id, task, queue, priority, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
               expires_at, lease_ms, duly_job.token, worker, progress, progress_message, cancel_requested_at, keep_ms,
               result_ttl_ms, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead,
@@ -46,16 +49,7 @@ select count(*)::int as recorded from gone;
 with clock as materialized (select :now as now),
 input as materialized (
     select one.key::uuid as id, held.key::bigint as token, one.value as result
-      from json_each(:keyed::json) as held
-     cross join json_each_text(held.value) as one
-     order by id
-),
-gone as (
-    delete from duly.duly_job
-     using input
-     where duly_job.id = any (array(select id from input)) and duly_job.id = input.id
-       and duly_job.token is not distinct from input.token
-       and state = 'running' and keep_ms > 0 and key is not null and batch_id is null and schedule is null
+      from json_each(:keyed::json) {held_jobs} and keep_ms > 0 and key is not null and batch_id is null and schedule is null
        and next is null
     returning duly_job.id, task, queue, priority, payload, envelope, key, fingerprint, key_ttl_ms, key_until, attempt,
               max_attempts, crashes, created_at, due_at, expires_at, lease_ms, duly_job.token, worker, progress, progress_message,
@@ -104,16 +98,7 @@ select count(*)::int as recorded from gone;
 with clock as materialized (select :now as now),
 input as materialized (
     select one.key::uuid as id, held.key::bigint as token, one.value as result
-      from json_each(:batched::json) as held
-     cross join json_each_text(held.value) as one
-     order by id
-),
-gone as (
-    delete from duly.duly_job
-     using input
-     where duly_job.id = any (array(select id from input)) and duly_job.id = input.id
-       and duly_job.token is not distinct from input.token
-       and state = 'running' and key is null and batch_id is not null and schedule is null
+      from json_each(:batched::json) {held_jobs} and key is null and batch_id is not null and schedule is null
     returning duly_job.id, task, queue, priority, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
               expires_at, lease_ms, duly_job.token, worker, progress, progress_message, cancel_requested_at, keep_ms,
               result_ttl_ms, batch_id, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead,

@@ -30,11 +30,7 @@ select held from clock where held is null;
 -- Goes round, keeps for the statements that follow which lanes it came by, and answers the last one of each task that it
 -- did not go all the way round for, perhaps: lanes that a claim empties are on the way no more.
 with recursive clock as materialized (select :now as now),
-gate as materialized (
-    select name, kind
-      from duly.duly_queue, clock
-     where paused_at is not null and (paused_until is null or paused_until > now)
-),
+{paused},
 asked as materialized (
     select task as asked_task, after, ordered
       from json_to_recordset(:walks::json) as asked (task text, after text, ordered boolean)
@@ -131,11 +127,7 @@ select exists (
 -- tasks. In a lane that keeps an order only the first of all its jobs is looked at, whatever it waits for, and none while
 -- a dead one blocks. What was paused while lanes were waited for is left alone.
 with clock as materialized (select :now as now, pg_try_advisory_xact_lock(:token::bigint) as held),
-gate as materialized (
-    select name, kind
-      from duly.duly_queue, clock
-     where paused_at is not null and (paused_until is null or paused_until > now)
-),
+{paused},
 walk as materialized (
     select task as walk_task, lane as walk_lane, place
       from json_to_recordset(current_setting('duly.walk')::json) as walk (task text, lane text collate "C", place int)
@@ -198,9 +190,7 @@ locked as materialized (
 ),
 taken as (
     update duly.duly_job
-       set state = 'running', attempt = attempt + 1, token = :token::bigint, worker = :worker,
-           lease_until = (select now from clock) + lease_ms, heartbeat_at = null, progress = null,
-           progress_message = null, reason = null
+       {lease}
      where id = any (array(select id from locked))
     returning id, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
               lease_ms, lease_until, due_at, created_at, keep_ms, batch_id, schedule, replay_count, cancel_requested_at, origin, lane
@@ -222,8 +212,7 @@ paid as (
              group by lane) as spent, clock
      where duly_lane.name = spent.lane
 )
-select id::text, token, task, queue, priority, payload, envelope, key, attempt, max_attempts, crashes, suspect,
-       lease_ms, lease_until, due_at, created_at, keep_ms, batch_id::text, schedule, replay_count, cancel_requested_at, origin::text,
+select {claimed},
        lane
   from taken
  order by priority desc, due_at, id;

@@ -1,5 +1,11 @@
 -- Reading for people and programs, on PostgreSQL. Nothing here changes a row.
 
+-- fragment: filters
+      (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
+  and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
+  and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
+order by id desc limit :limit::int
+
 -- name: list
 -- Newest first over live and finished jobs. Both ends of the id range are given, so that one job and a page of
 -- jobs are the same walk along the primary key. States that few rows have are found by their own index: ten million
@@ -13,45 +19,30 @@ with running as materialized (  -- apart, or its order would have all live jobs 
         select id from duly.duly_job
          where id between :first::uuid and :last::uuid
            and (:state::text is null or :state::text in ('scheduled', 'ready', 'waiting')) and (:state::text is null or state = :state)
-           and (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
-           and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
-           and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
-         order by id desc limit :limit::int)
+           and {filters})
      union all
     (
         select id from running
          where id between :first::uuid and :last::uuid
-           and (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
-           and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
-           and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
-         order by id desc limit :limit::int)
+           and {filters})
      union all
     (
         select id from duly.duly_done
          where id between :first::uuid and :last::uuid
            and (:state::text is null or :state::text in ('succeeded', 'cancelled')) and (:state::text is null or state = :state)
-           and (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
-           and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
-           and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
-         order by id desc limit :limit::int)
+           and {filters})
      union all
     (
         select id from duly.duly_done
          where id between :first::uuid and :last::uuid
            and :state::text = 'dead' and state = 'dead'
-           and (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
-           and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
-           and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
-         order by id desc limit :limit::int)
+           and {filters})
      union all
     (
         select id from duly.duly_done
          where id between :first::uuid and :last::uuid
            and :state::text = 'partial' and state = 'partial'
-           and (:task::text is null or task = :task) and (:queue::text is null or queue = :queue)
-           and (:batch_id::uuid is null or batch_id = :batch_id::uuid) and (:since::bigint is null or created_at >= :since::bigint)
-           and (:error::text is null or strpos(error, :error) > 0 or strpos(reason, :error) > 0)
-         order by id desc limit :limit::int)
+           and {filters})
      order by id desc
      limit :limit::int
 )

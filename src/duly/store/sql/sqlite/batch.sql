@@ -21,6 +21,10 @@ select filled, sealed_at is not null
   from duly_batch
  where id = :batch_id;
 
+-- fragment: parent_held
+(:parent_token is null
+ or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'))
+
 -- name: count_added
 -- Before they are added, so that what a first try has added, and perhaps ended, is not counted again. Of jobs with keys,
 -- those that got theirs; nothing of a handler that lost its lease.
@@ -34,17 +38,18 @@ update duly_batch
                select 1 from duly_key
                 where task = :task and duly_key.key = value ->> 'key' and job_id = value ->> 'id' and state = 'live')))
  where id = :batch_id and sealed_at is null
-   and (:parent_token is null
-        or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'));
+   and {parent_held};
+
+-- fragment: jobs_by_id
+from json_each(:ids) cross join duly_job on duly_job.id = value
 
 -- name: count_filled
 -- After they are added: how far it was filled tells a repeated try from the first, also where success leaves no trace.
 update duly_batch
-   set open = open + (select count(*) from json_each(:ids) cross join duly_job on duly_job.id = value),
+   set open = open + (select count(*) {jobs_by_id}),
        filled = filled + json_array_length(:ids)
  where id = :batch_id and sealed_at is null and filled = :filling
-   and (:parent_token is null
-        or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'));
+   and {parent_held};
 
 -- name: added_before
 -- What came of jobs whose places were filled before. Those whose keys somebody else had were not added.

@@ -2,25 +2,30 @@
 -- extends the lease, and the handler writes progress. Every such write names the token, so a worker that lost its lease
 -- changes nothing. `lane.sql` claims jobs with a cap, a rate or an order.
 
+-- fragment: known_tasks
+    (:tasks is null or task in (select value from json_each(:tasks)))
+and task not in (
+    select name from duly_queue
+     where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+
+-- fragment: paused_queue
+select 1 from duly_queue
+ where kind = 'queue' and name = :queue and paused_at is not null
+   and (paused_until is null or paused_until > :now)
+
 -- name: claim
 -- Ready rows in their order, then due scheduled ones, so that nothing has to be promoted first (no scheduled one is
 -- a suspect). A token that holds jobs already is being asked about again: it takes no more. Differs from PostgreSQL: each
 -- comes as one value, as the driver takes longer to fetch a value than SQLite to find it.
 with asked as materialized (
     select case when exists (select 1 from duly_job where token = :token) then 0 else :limit end as room
-     where not exists (
-           select 1 from duly_queue
-            where kind = 'queue' and name = :queue and paused_at is not null
-              and (paused_until is null or paused_until > :now))
+     where not exists ({paused_queue})
 ),
 ready as materialized (
     select id
       from duly_job
      where state = 'ready' and lane is null and queue = :queue and suspect = :alone
-       and (:tasks is null or task in (select value from json_each(:tasks)))
-       and task not in (
-           select name from duly_queue
-            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+       and {known_tasks}
        and (expires_at is null or expires_at > :now or attempt > 0)
      order by priority desc, due_at, id
      limit coalesce((select room from asked), 0)
@@ -29,10 +34,7 @@ due as materialized (
     select id
       from duly_job
      where state = 'scheduled' and lane is null and queue = :queue and not :alone and due_at <= :now
-       and (:tasks is null or task in (select value from json_each(:tasks)))
-       and task not in (
-           select name from duly_queue
-            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+       and {known_tasks}
        and (expires_at is null or expires_at > :now or attempt > 0)
      order by due_at, id
      limit coalesce((select room from asked), 0) - (select count(*) from ready)
@@ -52,6 +54,10 @@ select json_array(
 -- same as: claim
 -- Differs from PostgreSQL: no deleted rows stand in the way, so marks spare nothing.
 
+-- fragment: paused_tasks
+select name from duly_queue
+ where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now)
+
 -- name: claim_shaped
 -- `claim` for a queue whose priorities age (`:ageing_ms`) or whose retries have a budget (`:retries`). `walk` merges the
 -- priorities, best first: what it gives is followed by the next of the same priority. Of due retries, the budget goes
@@ -59,19 +65,13 @@ select json_array(
 -- the first only: promoting finds them.
 with recursive asked as materialized (
     select case when exists (select 1 from duly_job where token = :token) then 0 else :limit end as room
-     where not exists (
-           select 1 from duly_queue
-            where kind = 'queue' and name = :queue and paused_at is not null
-              and (paused_until is null or paused_until > :now))
+     where not exists ({paused_queue})
 ),
 budgeted as materialized (
     select id
       from duly_job
      where state = 'scheduled' and lane is null and queue = :queue and attempt > 0 and due_at <= :now
-       and (:tasks is null or task in (select value from json_each(:tasks)))
-       and task not in (
-           select name from duly_queue
-            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+       and {known_tasks}
      order by due_at, id
      limit min(coalesce(:retries, 0), coalesce((select room from asked), 0))
 ),
@@ -96,9 +96,7 @@ walk (rank, beside, walk_id, walk_priority, walk_due_at) as (
             where one.state = 'ready' and one.lane is null and one.queue = :queue and one.suspect = 0
               and one.priority = level_priority
               and (:tasks is null or one.task in (select value from json_each(:tasks)))
-              and one.task not in (
-                  select name from duly_queue
-                   where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+              and one.task not in ({paused_tasks})
               and (one.expires_at is null or one.expires_at > :now or one.attempt > 0)
             order by one.due_at, one.id
             limit 1)
@@ -112,9 +110,7 @@ walk (rank, beside, walk_id, walk_priority, walk_due_at) as (
             where one.state = 'ready' and one.lane is null and one.queue = :queue and one.suspect = 0
               and one.priority = walk_priority and (one.due_at, one.id) > (walk_due_at, walk_id)
               and (:tasks is null or one.task in (select value from json_each(:tasks)))
-              and one.task not in (
-                  select name from duly_queue
-                   where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+              and one.task not in ({paused_tasks})
               and (one.expires_at is null or one.expires_at > :now or one.attempt > 0)
             order by one.due_at, one.id
             limit 1)
@@ -133,10 +129,7 @@ fresh as materialized (
                 (select due_at from duly_job
                   where state = 'scheduled' and lane is null and queue = :queue and due_at <= :now
                   order by due_at, id limit 1 offset 100), :now)))
-       and (:tasks is null or task in (select value from json_each(:tasks)))
-       and task not in (
-           select name from duly_queue
-            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+       and {known_tasks}
        and (expires_at is null or expires_at > :now or attempt > 0)
      order by due_at, id
      limit coalesce((select room from asked), 0) - (select count(*) from budgeted) - (select count(*) from ready)
@@ -146,10 +139,7 @@ further as materialized (
       from duly_job
      where state = 'scheduled' and lane is null and queue = :queue and attempt > 0 and due_at <= :now
        and :retries is not null and id not in (select id from budgeted)
-       and (:tasks is null or task in (select value from json_each(:tasks)))
-       and task not in (
-           select name from duly_queue
-            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+       and {known_tasks}
      order by due_at, id
      limit coalesce((select room from asked), 0) - (select count(*) from budgeted) - (select count(*) from ready)
            - (select count(*) from fresh)
@@ -182,10 +172,7 @@ select json_array(
 select priority, due_at, id, null as took_ms
   from duly_job
  where state = 'ready' and lane is null and queue = :queue and suspect = 0
-   and (:tasks is null or task in (select value from json_each(:tasks)))
-   and task not in (
-       select name from duly_queue
-        where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
+   and {known_tasks}
    and (expires_at is null or expires_at > :now or attempt > 0)
  order by priority desc, due_at, id
  limit 1;

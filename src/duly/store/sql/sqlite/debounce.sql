@@ -6,8 +6,7 @@
 insert into duly_key (task, key, job_id, state, fingerprint, debounced_by)
 select :task, :key, :id, 'live', :job ->> 'fingerprint', :id
  where not exists (select 1 from duly_done where id = :id)
-   and (:parent_token is null
-        or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'))
+   and {parent_held}
     on conflict (task, key) do update
    set job_id = excluded.job_id, state = 'live', fingerprint = excluded.fingerprint,
        debounced_by = excluded.debounced_by, result = null, result_dropped = 0, expires_at = null
@@ -40,8 +39,7 @@ update duly_job
         where task = :task and key = :key and state = 'live' and job_id <> :id and debounced_by is not :id)
    and state <> 'running' and attempt = 0 and last_token is null and replay_of is null
    and not exists (select 1 from duly_done where id = :id)
-   and (:parent_token is null
-        or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'));
+   and {parent_held};
 update duly_job
    set next = json_set(:job, '$.id', coalesce(next ->> 'id', :id), '$.by', :id, '$.created_at', :now,
                        '$.due_at', cast(:now + :debounce_ms as integer),
@@ -52,8 +50,7 @@ update duly_job
    and (state = 'running' or attempt > 0 or last_token is not null or replay_of is not null)
    and (next is null or next ->> 'id' <> :id)
    and not exists (select 1 from duly_done where id = :id)
-   and (:parent_token is null
-        or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'));
+   and {parent_held};
 update duly_key
    set debounced_by = :id,
        fingerprint = (select fingerprint from duly_job where duly_job.id = job_id)
@@ -64,8 +61,7 @@ update duly_key
           and (next ->> 'by' = :id
                or state <> 'running' and attempt = 0 and last_token is null and replay_of is null))
    and not exists (select 1 from duly_done where id = :id)
-   and (:parent_token is null
-        or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'));
+   and {parent_held};
 
 -- name: debounced
 -- Which job has what this call gave, if it came to give it.

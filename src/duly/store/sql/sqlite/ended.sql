@@ -8,8 +8,7 @@
 with ended as materialized (
     select duly_job.id, task as ended_task, duly_job.key as ended_key,
            coalesce(key_until, finished_at + key_ttl_ms) as until, result as ended_result
-      from json_each(:ids)
-     cross join duly_job on duly_job.id = value
+      {jobs_by_id}
      where state in ('succeeded', 'partial') and duly_job.key is not null and next is null
 )
 update duly_key
@@ -21,8 +20,7 @@ update duly_key
 delete from duly_key
  where (task, key) in (
        select task, duly_job.key
-         from json_each(:ids)
-        cross join duly_job on duly_job.id = value
+         {jobs_by_id}
         where state in ('dead', 'cancelled') and duly_job.key is not null and next is null)
    and job_id in (select value from json_each(:ids));
 
@@ -30,8 +28,7 @@ delete from duly_key
 -- What was debounced while the job ran is added under its key, however it ended.
 with following as materialized (
     select duly_job.id as ended_id, task as ended_task, duly_job.key as ended_key, next
-      from json_each(:ids)
-     cross join duly_job on duly_job.id = value
+      {jobs_by_id}
      where finished_at is not null and next is not null
 )
 update duly_key
@@ -47,8 +44,7 @@ select next ->> 'id', duly_job.task, next ->> 'queue', next ->> 'priority',
        duly_job.key, next ->> 'fingerprint', next ->> 'key_ttl_ms', next ->> 'max_attempts', next ->> 'created_at',
        max(next ->> 'due_at', :now), next ->> 'expires_at', next ->> 'lease_ms', next ->> 'keep_ms',
        next ->> 'result_ttl_ms', next ->> 'on_dead', next ->> 'lane'
-  from json_each(:ids)
- cross join duly_job on duly_job.id = value
+  {jobs_by_id}
   join duly_key on duly_key.task = duly_job.task and duly_key.key = duly_job.key
    and duly_key.job_id = next ->> 'id'
  where finished_at is not null and next is not null;
@@ -59,8 +55,7 @@ update duly_batch
        cancelled = cancelled + n_cancelled
   from (select batch_id, count(*) as n, sum(state = 'succeeded') as n_succeeded, sum(state = 'partial') as n_partial,
                sum(state = 'dead') as n_dead, sum(state = 'cancelled') as n_cancelled
-          from json_each(:ids)
-         cross join duly_job on duly_job.id = value
+          {jobs_by_id}
          where finished_at is not null and batch_id is not null
          group by batch_id) as ended
  where duly_batch.id = ended.batch_id;
@@ -80,7 +75,7 @@ select spec ->> 'id', spec ->> 'task', spec ->> 'queue', spec ->> 'priority', 'r
                   from duly_batch
                  cross join (select 1 as which union all select 2 union all select 3)
                  where duly_batch.id in (
-                       select batch_id from json_each(:ids) cross join duly_job on duly_job.id = value
+                       select batch_id {jobs_by_id}
                         where finished_at is not null and batch_id is not null
                         union all
                        select value from json_each(:batches))
@@ -98,8 +93,7 @@ select spec ->> 'id', spec ->> 'task', spec ->> 'queue', spec ->> 'priority', 'r
                              substr(hex(randomblob(2)), 2), substr('89ab', 1 + abs(random() % 4), 1),
                              substr(hex(randomblob(2)), 2), hex(randomblob(6))))
                        as ended_dead_id
-                  from json_each(:ids)
-                 cross join duly_job on duly_job.id = value
+                  {jobs_by_id}
                  cross join (select printf('%012x', cast(:now as integer)) as moment)
                  where state = 'dead' and on_dead is not null))
  where spec is not null;
@@ -107,7 +101,7 @@ update duly_batch
    set completed_at = case when open = 0 and sealed_at is not null then coalesce(completed_at, :now) else completed_at end,
        first_dead_at = case when dead > 0 then coalesce(first_dead_at, :now) else first_dead_at end
  where id in (
-       select batch_id from json_each(:ids) cross join duly_job on duly_job.id = value
+       select batch_id {jobs_by_id}
         where finished_at is not null and batch_id is not null
         union all
        select value from json_each(:batches))
@@ -124,8 +118,7 @@ update duly_schedule
        revision = revision + (mode = 'delay' or overlap <> 'allow')
   from (select schedule, sum(state in ('succeeded', 'partial')) as n_good, sum(state = 'dead') as n_dead,
                max(finished_at) as ended_at
-          from json_each(:ids)
-         cross join duly_job on duly_job.id = value
+          {jobs_by_id}
          where finished_at is not null and schedule is not null
          group by schedule) as ended
  where name = ended.schedule;
@@ -134,13 +127,13 @@ select :now, 'schedule.paused', name, 'duly', dead_runs || ' dead runs in a row'
   from duly_schedule
  where paused_at is null and dead_runs >= pause_after
    and name in (
-       select schedule from json_each(:ids) cross join duly_job on duly_job.id = value
+       select schedule {jobs_by_id}
         where finished_at is not null and schedule is not null);
 update duly_schedule
    set paused_at = :now, paused_by = 'duly', paused_why = dead_runs || ' dead runs in a row', revision = revision + 1
  where paused_at is null and dead_runs >= pause_after
    and name in (
-       select schedule from json_each(:ids) cross join duly_job on duly_job.id = value
+       select schedule {jobs_by_id}
         where finished_at is not null and schedule is not null);
 update duly_job
    set state = 'ready', due_at = :now, reason = null
@@ -152,8 +145,7 @@ update duly_job
                 order by follower.created_at, follower.id
                 limit 1)
          from (select distinct schedule
-                 from json_each(:ids)
-                cross join duly_job on duly_job.id = value
+                 {jobs_by_id}
                 where finished_at is not null and schedule is not null) as ended
         where not exists (
               select 1
@@ -165,8 +157,7 @@ update duly_job
 -- name: ended_event
 insert into duly_event (at, name, job_id, subject, by, why)
 select finished_at, 'job.' || state, duly_job.id, task, :by, coalesce(:why, reason)
-  from json_each(:ids)
- cross join duly_job on duly_job.id = value
+  {jobs_by_id}
  where finished_at is not null and state <> 'succeeded';
 
 -- name: ended_done
@@ -186,19 +177,18 @@ select duly_job.id, task, queue, priority, state, payload, envelope, duly_job.ke
             else min(max(finished_at + result_ttl_ms, coalesce(key_until, finished_at + key_ttl_ms, 0)),
                      finished_at + keep_ms) end,
        batch_id, schedule, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
-  from json_each(:ids)
- cross join duly_job on duly_job.id = value
+  {jobs_by_id}
  where finished_at is not null and (keep_ms > 0 or state <> 'succeeded');
 
 -- name: ended_delete
 -- A success with `keep=0` leaves nothing behind.
 delete from duly_attempt
  where job_id in (
-       select duly_job.id from json_each(:ids) cross join duly_job on duly_job.id = value
+       select duly_job.id {jobs_by_id}
         where state = 'succeeded' and keep_ms = 0);
 delete from duly_step
  where job_id in (
-       select duly_job.id from json_each(:ids) cross join duly_job on duly_job.id = value
+       select duly_job.id {jobs_by_id}
         where state = 'succeeded' and keep_ms = 0);
 delete from duly_job
  where id in (select value from json_each(:ids)) and finished_at is not null;

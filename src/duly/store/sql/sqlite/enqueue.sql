@@ -20,8 +20,7 @@ select one.key, :task, :queue, :priority,
        kind.key ->> 0, :ordering_dead
   from json_each(:payloads) as kind
  cross join json_each(kind.value) as one
- where (:parent_token is null
-        or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'))
+ where {parent_held}
    and (:filling is null
         or exists (
            select 1 from duly_batch

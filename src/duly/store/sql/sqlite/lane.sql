@@ -18,20 +18,22 @@ update duly_job
 select :token as held
  where false;
 
--- name: walk_lanes
--- Answers the last lane that a claim looks at, for each task that it does not go all the way round for, perhaps: lanes
--- that the claim empties are on the way no more.
-with recursive asked as materialized (
-    select value ->> 'task' as asked_task, value ->> 'after' as after
-      from json_each(:walks)
-     where value ->> 'task' not in (
-           select name from duly_queue
-            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
-       and not exists (
-           select 1 from duly_queue
-            where kind = 'queue' and name = :queue and paused_at is not null
-              and (paused_until is null or paused_until > :now))
-),
+-- fragment: next_lanes
+ where begins is not null
+ union all
+select walk_task,
+       coalesce((select lane from duly_job
+                  where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
+                    and task = walk_task and lane > walk_lane
+                  order by lane limit 1),
+                (select lane from duly_job
+                  where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
+                    and task = walk_task
+                  order by lane limit 1)), first_lane, place + 1
+  from walk
+ where place < :lanes and (place = 1 or walk_lane <> first_lane)
+
+-- fragment: first_lanes
 walk (walk_task, walk_lane, first_lane, place) as (
     select asked_task, begins, begins, 1
       from (select asked_task,
@@ -43,20 +45,19 @@ walk (walk_task, walk_lane, first_lane, place) as (
                               where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
                                 and task = asked_task
                               order by lane limit 1)) as begins
+
+-- name: walk_lanes
+-- Answers the last lane that a claim looks at, for each task that it does not go all the way round for, perhaps: lanes
+-- that the claim empties are on the way no more.
+with recursive asked as materialized (
+    select value ->> 'task' as asked_task, value ->> 'after' as after
+      from json_each(:walks)
+     where value ->> 'task' not in ({paused_tasks})
+       and not exists ({paused_queue})
+),
+{first_lanes}
               from asked)
-     where begins is not null
-     union all
-    select walk_task,
-           coalesce((select lane from duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                        and task = walk_task and lane > walk_lane
-                      order by lane limit 1),
-                    (select lane from duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                        and task = walk_task
-                      order by lane limit 1)), first_lane, place + 1
-      from walk
-     where place < :lanes and (place = 1 or walk_lane <> first_lane)
+     {next_lanes}
 )
 select walk_task as task, walk_lane as lane
   from walk
@@ -76,31 +77,9 @@ with recursive rated as materialized (
             where gate.kind = 'queue' and gate.name = :queue and gate.paused_at is not null
               and (gate.paused_until is null or gate.paused_until > :now))
 ),
-walk (walk_task, walk_lane, first_lane, place) as (
-    select asked_task, begins, begins, 1
-      from (select asked_task,
-                   coalesce((select lane from duly_job
-                              where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                                and task = asked_task and lane > after
-                              order by lane limit 1),
-                            (select lane from duly_job
-                              where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                                and task = asked_task
-                              order by lane limit 1)) as begins
+{first_lanes}
               from rated)
-     where begins is not null
-     union all
-    select walk_task,
-           coalesce((select lane from duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                        and task = walk_task and lane > walk_lane
-                      order by lane limit 1),
-                    (select lane from duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                        and task = walk_task
-                      order by lane limit 1)), first_lane, place + 1
-      from walk
-     where place < :lanes and (place = 1 or walk_lane <> first_lane)
+     {next_lanes}
 )
 insert into duly_lane (name, task, held_by, used_at)
 select walk_lane, walk_task, :token, :now
@@ -118,39 +97,12 @@ select false as passed_by;
 with recursive asked as materialized (
     select value ->> 'task' as asked_task, value ->> 'after' as after
       from json_each(:walks)
-     where value ->> 'task' not in (
-           select name from duly_queue
-            where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now))
-       and not exists (
-           select 1 from duly_queue
-            where kind = 'queue' and name = :queue and paused_at is not null
-              and (paused_until is null or paused_until > :now))
+     where value ->> 'task' not in ({paused_tasks})
+       and not exists ({paused_queue})
 ),
-walk (walk_task, walk_lane, first_lane, place) as (
-    select asked_task, begins, begins, 1
-      from (select asked_task,
-                   coalesce((select lane from duly_job
-                              where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                                and task = asked_task and lane > after
-                              order by lane limit 1),
-                            (select lane from duly_job
-                              where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                                and task = asked_task
-                              order by lane limit 1)) as begins
+{first_lanes}
               from asked)
-     where begins is not null
-     union all
-    select walk_task,
-           coalesce((select lane from duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                        and task = walk_task and lane > walk_lane
-                      order by lane limit 1),
-                    (select lane from duly_job
-                      where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                        and task = walk_task
-                      order by lane limit 1)), first_lane, place + 1
-      from walk
-     where place < :lanes and (place = 1 or walk_lane <> first_lane)
+     {next_lanes}
 ),
 looked as materialized (
     select walk_task, walk_lane, place, coalesce(set_cap, cap) as most, coalesce(set_rate_count, rate_count) as rate,
@@ -289,8 +241,7 @@ select min(ends_at) - :now as permit_in_ms
 -- The places of an order, handed out in the order of the commits: whoever has the row of the lane hands out next.
 insert into duly_lane (name, task, last_seq, used_at)
 select lane, min(task), count(*), :now
-  from json_each(:ids)
- cross join duly_job on duly_job.id = value
+  {jobs_by_id}
  where seq is null and ordering_dead is not null
  group by lane
     on conflict (name) do update
@@ -300,8 +251,7 @@ update duly_job
   from (select duly_job.id as placed,
                last_seq - count(*) over (partition by lane)
                + row_number() over (partition by lane order by json_each.key) as handed
-          from json_each(:ids)
-         cross join duly_job on duly_job.id = value
+          {jobs_by_id}
          cross join duly_lane on name = lane
          where seq is null and ordering_dead is not null) as places
  where id = placed;

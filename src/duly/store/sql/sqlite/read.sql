@@ -1,5 +1,11 @@
 -- Reading for people and programs, on SQLite and D1. Nothing here changes a row.
 
+-- fragment: filters
+      (:task is null or task = :task) and (:queue is null or queue = :queue)
+  and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
+  and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
+order by id desc limit :limit
+
 -- name: list
 -- Newest first over live and finished jobs. Both ends of the id range are given, so that one job and a page of
 -- jobs are the same walk along the primary key. States that few rows have are found by their own index: ten million
@@ -9,46 +15,31 @@ with page as materialized (
         select id from duly_job
          where id between :first and :last
            and (:state is null or :state in ('scheduled', 'ready', 'waiting')) and (:state is null or state = :state)
-           and (:task is null or task = :task) and (:queue is null or queue = :queue)
-           and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
-           and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
-         order by id desc limit :limit)
+           and {filters})
      union all
     select id from (
         select id from duly_job indexed by duly_job_running
          where id between :first and :last
            and :state = 'running' and token is not null
-           and (:task is null or task = :task) and (:queue is null or queue = :queue)
-           and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
-           and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
-         order by id desc limit :limit)
+           and {filters})
      union all
     select id from (
         select id from duly_done
          where id between :first and :last
            and (:state is null or :state in ('succeeded', 'cancelled')) and (:state is null or state = :state)
-           and (:task is null or task = :task) and (:queue is null or queue = :queue)
-           and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
-           and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
-         order by id desc limit :limit)
+           and {filters})
      union all
     select id from (
         select id from duly_done
          where id between :first and :last
            and :state = 'dead' and state = 'dead'
-           and (:task is null or task = :task) and (:queue is null or queue = :queue)
-           and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
-           and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
-         order by id desc limit :limit)
+           and {filters})
      union all
     select id from (
         select id from duly_done
          where id between :first and :last
            and :state = 'partial' and state = 'partial'
-           and (:task is null or task = :task) and (:queue is null or queue = :queue)
-           and (:batch_id is null or batch_id = :batch_id) and (:since is null or created_at >= :since)
-           and (:error is null or instr(error, :error) > 0 or instr(reason, :error) > 0)
-         order by id desc limit :limit)
+           and {filters})
      order by id desc
      limit :limit
 )

@@ -189,8 +189,7 @@ returning id;
 -- A job that runs is only asked, so that no effect is forgotten.
 insert into duly_event (at, name, job_id, subject, by, why)
 select :now, 'job.cancel_requested', duly_job.id, task, :by, :why
-  from json_each(:ids)
- cross join duly_job on duly_job.id = value
+  {jobs_by_id}
  where state = 'running' and cancel_requested_at is null;
 update duly_job
    set cancel_requested_at = coalesce(cancel_requested_at, :now),
@@ -209,8 +208,7 @@ select id, state
 -- name: retry
 insert into duly_event (at, name, job_id, subject, by, why, data)
 select :now, 'job.retried', duly_job.id, task, :by, :why, json_object('from', state)
-  from json_each(:ids)
- cross join duly_job on duly_job.id = value
+  {jobs_by_id}
  where state in ('scheduled', 'waiting');
 update duly_job
    set state = 'ready', due_at = :now, reason = null, parked_version = null
