@@ -32,6 +32,7 @@ from duly.model import (
     Overlap,
     State,
     Terms,
+    Verdict,
 )
 from duly.rules.firing import Due, Firing, Run
 from duly.rules.keys import Ids
@@ -334,6 +335,11 @@ class PostgresStore(Store):
 def spoiled(op: Op[Any]) -> Op[Any]:
     """Make an enqueue that every database refuses: its task has no name."""
     return replace(op, params={**op.params, "task": ""})
+
+
+def snooze(job: Claimed, after_ms: int, *, now: int | None = None) -> Op[dict[str, Verdict]]:
+    """Put a job off, its attempt uncounted, as a handler does that asks for it."""
+    return ops.finish([Finish(job, Change(State.SCHEDULED, after_ms=after_ms, give_back_attempt=True))], now=now)
 
 
 def held(job: Claimed) -> Held:

@@ -18,7 +18,7 @@ from duly.store.driver import Point
 from duly.store.op import Finish, Held, Op
 from duly.store.ops import Replay
 from tests.contract import test_caller
-from tests.contract.stores import CALLBACKS, NOW, D1Store, PostgresStore, Store, callback, held, new_id
+from tests.contract.stores import CALLBACKS, NOW, D1Store, PostgresStore, Store, callback, held, new_id, snooze
 
 WENT_WELL = ["on_complete", "on_success"]
 
@@ -267,7 +267,7 @@ def test_b02_counters_are_exact_for_every_end_of_a_job(store: Store) -> None:
         if job.id == retried:
             store.retry(job, after_ms=0)
         elif job.id == snoozed:
-            store.run(ops.snooze(job, 0, now=store.now))
+            store.run(snooze(job, 0, now=store.now))
         elif job.id == released:
             store.run(ops.release([job], now=store.now))
     store.now += 100_000

@@ -32,6 +32,7 @@ from tests.contract.stores import (
     held,
     new_id,
     new_token,
+    snooze,
 )
 from tests.servers.d1 import D1Mannered
 
@@ -458,7 +459,7 @@ FINISHES: dict[str, Callable[[Claimed, int], Op[Any]]] = {
         [Finish(job, Change(State.WAITING, reason="event", give_back_attempt=True))], now=now
     ),
     "release": lambda job, now: ops.release([job], now=now),
-    "snooze": lambda job, now: ops.snooze(job, 1000, now=now),
+    "snooze": lambda job, now: snooze(job, 1000, now=now),
 }
 BEATS: dict[str, tuple[Callable[[Claimed, int], Op[Any]], Any]] = {
     "extend": (lambda job, now: ops.extend([held(job)], now=now), {}),
@@ -613,7 +614,7 @@ def test_j15_snooze_gives_the_attempt_back_and_the_job_runs_later(store: Store) 
     for _ in range(6):
         [job] = store.claim(1)
         assert job.attempt == 1
-        assert written(store, store.run(ops.snooze(job, 1000, now=store.now))[job.id])
+        assert written(store, store.run(snooze(job, 1000, now=store.now))[job.id])
         record = store.get(job.id)
         assert (record.state, record.attempt, record.due_at) == (State.SCHEDULED, 0, store.now + 1000)
         store.now += 999
@@ -668,7 +669,7 @@ def test_j23_the_database_refuses_a_job_that_would_run_once_too_often(store: Sto
 def scheduled(store: Store) -> Claimed:
     store.enqueue()
     [job] = store.claim(1)
-    store.run(ops.snooze(job, 10_000, now=store.now))
+    store.run(snooze(job, 10_000, now=store.now))
     return job
 
 
@@ -881,7 +882,7 @@ def every_op(now: int | None) -> list[Op[Any]]:
             [Finish(job, Change(State.SUCCEEDED)), Finish(job, Change(State.DEAD, error=FAILURE))], now=now
         ),
         "release": ops.release([job], now=now),
-        "snooze": ops.snooze(job, 1, now=now),
+        "snooze": snooze(job, 1, now=now),
         "expired_leases": ops.expired_leases(now=now),
         "rescue": ops.rescue([], now=now),
         "promote": ops.promote("default", now=now),

@@ -17,7 +17,7 @@ from duly.model import DAY_MS, Change, Claimed, Enqueued, Envelope, Failure, New
 from duly.store import ops
 from duly.store.op import Finish, Held
 from duly.store.ops import Replay
-from tests.contract.stores import D1Store, PostgresStore, Store, database_of, new_id
+from tests.contract.stores import D1Store, PostgresStore, Store, database_of, new_id, snooze
 
 WINDOW = 30_000
 HOUR = 3_600_000
@@ -248,7 +248,7 @@ def test_b11_a_call_due_before_the_job_ends_is_due_at_its_end(store: Store) -> N
 def test_b11_a_job_that_was_claimed_once_counts_as_begun(store: Store) -> None:
     """Its steps are those of its payload: with another they would be skipped."""
     job = begin(store)
-    store.run(ops.snooze(job, 1000, now=store.now))
+    store.run(snooze(job, 1000, now=store.now))
     following = debounce(store, "b")
     assert following.id != job.id
     assert store.query("select payload from duly_job") == [('"first"',)]

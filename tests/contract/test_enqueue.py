@@ -19,7 +19,7 @@ from duly.rules.codec import MAX_PAYLOAD
 from duly.store import ops
 from duly.store.driver import Point
 from duly.store.op import Held, Op
-from tests.contract.stores import NOW, D1Store, PostgresStore, SQLiteStore, Store, new_id, spoiled
+from tests.contract.stores import NOW, D1Store, PostgresStore, SQLiteStore, Store, new_id, snooze, spoiled
 
 HOUR_MS = 3_600_000
 
@@ -330,7 +330,7 @@ def started(store: Store, how: str) -> str:
         case "retries":
             store.retry(job, after_ms=10)
         case "was snoozed":
-            store.run(ops.snooze(job, 10, now=store.now))
+            store.run(snooze(job, 10, now=store.now))
         case "was rescued":
             store.now = job.lease_until
             store.run(ops.rescue(store.run(ops.expired_leases(now=store.now)), now=store.now))

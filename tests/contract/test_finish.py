@@ -15,7 +15,7 @@ from duly.model import DAY_MS, Change, Claimed, Failure, NewJob, State, Terms
 from duly.rules import failure as failures
 from duly.store import ops
 from duly.store.op import Finish, Held
-from tests.contract.stores import NOW, D1Store, PostgresStore, Store, new_id, new_token
+from tests.contract.stores import NOW, D1Store, PostgresStore, Store, new_id, new_token, snooze
 
 FAILURE = Failure("builtins.ValueError", "no", "a traceback")
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -510,7 +510,7 @@ def test_j17_a_job_with_a_cancel_request_is_not_retried(store: Store, how: str) 
         case "release":
             store.run(ops.release([job], now=store.now))
         case "snooze":
-            store.run(ops.snooze(job, 5, now=store.now))
+            store.run(snooze(job, 5, now=store.now))
         case "wait":
             store.finish(job, Change(State.WAITING, reason="event", give_back_attempt=True))
         case "crash":

@@ -41,7 +41,18 @@ from duly.store.batches import Added, Callbacks
 from duly.store.driver import Driver, Point
 from duly.store.op import Finish, Op
 from duly.store.ops import Replay
-from tests.contract.stores import CALLBACKS, NOW, D1Store, PostgresStore, SQLiteStore, Store, callback, definition, held
+from tests.contract.stores import (
+    CALLBACKS,
+    NOW,
+    D1Store,
+    PostgresStore,
+    SQLiteStore,
+    Store,
+    callback,
+    definition,
+    held,
+    snooze,
+)
 from tests.databases import Pool
 
 FAILURE = Failure("builtins.ValueError", "no", "a traceback")
@@ -252,9 +263,9 @@ def release(store: Store) -> Op[Any]:
     return ops.release(take(store), now=NOW + 1)
 
 
-def snooze(store: Store) -> Op[Any]:
+def finish_put_off(store: Store) -> Op[Any]:
     add(store, 1)
-    return ops.snooze(take(store)[0], 500, now=NOW + 1)
+    return snooze(take(store)[0], 500, now=NOW + 1)
 
 
 def rescue(store: Store) -> Op[Any]:
@@ -581,7 +592,7 @@ SCENARIOS: dict[str, Scenario] = {
     "finish keep 0": Scenario(finish_keep_0, gone),
     "finish keep 0 after a retry": Scenario(finish_keep_0_after_a_retry, gone),
     "release": Scenario(release, already),
-    "snooze": Scenario(snooze, already),
+    "finish put off": Scenario(finish_put_off, already),
     "rescue": Scenario(rescue),
     "promote": Scenario(promote, nothing_left),
     "park": Scenario(park, nothing_left),

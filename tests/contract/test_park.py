@@ -11,7 +11,7 @@ import pytest
 
 from duly.model import PARKED, Change, Claimed, Envelope, NewJob, State, Terms
 from duly.store import ops
-from tests.contract.stores import D1Store, PostgresStore, Store, new_id
+from tests.contract.stores import D1Store, PostgresStore, Store, new_id, snooze
 
 BEAT = 10_000
 UNKNOWN = "parked: no worker knows this task"
@@ -222,7 +222,7 @@ def test_j19_a_job_changed_while_being_parked_is_judged_by_its_new_state(impatie
         third = PostgresStore(url)
         (job,) = third.run(ops.claim("default", limit=1, token=7, worker="w3", now=now))
         if change == "put off":
-            third.run(ops.snooze(job, 5, now=now))
+            third.run(snooze(job, 5, now=now))
         other.execute(f"select pg_advisory_unlock({GATE})")
         parking.join()
         assert answers == [0]

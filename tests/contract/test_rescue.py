@@ -15,7 +15,7 @@ from duly.rules import backoff
 from duly.rules.lifecycle import Policy, decide
 from duly.store import ops
 from duly.store.op import Finish
-from tests.contract.stores import PostgresStore, Store, held, new_id, new_token
+from tests.contract.stores import PostgresStore, Store, held, new_id, new_token, snooze
 
 LEASE = 30_000
 BEAT = LEASE // 3
@@ -126,7 +126,7 @@ ENDINGS: dict[str, Callable[[Store, Claimed], Any]] = {
     "dead": lambda store, job: store.kill(job),
     "cancelled": lambda store, job: store.finish(job, Change(State.CANCELLED, reason="enough")),
     "retried": lambda store, job: store.retry(job),
-    "snoozed": lambda store, job: store.run(ops.snooze(job, 1, now=store.now)),
+    "snoozed": lambda store, job: store.run(snooze(job, 1, now=store.now)),
     "released": lambda store, job: store.run(ops.release([job], now=store.now)),
     "extended": lambda store, job: store.run(ops.extend([held(job)], now=store.now)),
 }

@@ -41,7 +41,7 @@ from duly.store.postgres.driver import PostgresDriver
 from duly.store.postgres.schema import bring_up_to_date
 from duly.store.sqlite.driver import SQLiteDriver
 from duly.store.statements import POSTGRES_ONLY, SQLITE_ONLY, sections, spell, split
-from tests.contract.stores import JOB_TERMS, NOW, PostgresStore, callback, definition, new_id
+from tests.contract.stores import JOB_TERMS, NOW, PostgresStore, callback, definition, new_id, snooze
 
 DIALECTS: tuple[statements.Dialect, ...] = ("sqlite", "postgres")
 SQL = Path(duly.__file__).parent / "store" / "sql"
@@ -149,10 +149,10 @@ def every_op() -> dict[str, list[Op[Any]]]:
             ops.finish(
                 [Finish(job(plain, 1), Change(State.SUCCEEDED)), Finish(job(dead, 1), failed)], now=NOW
             ),
+            snooze(job(plain, 1), 5, now=NOW),
         ],
         "settle": [ops.settle([Held(dead, 1)])],
         "release": [ops.release([job(plain, 1)], now=NOW)],
-        "snooze": [ops.snooze(job(plain, 1), 5, now=NOW)],
         "expired_leases": [ops.expired_leases(now=NOW)],
         "rescue": [ops.rescue([sighting], now=NOW + 1000)],
         "promote": [ops.promote("q", retries=False, now=NOW), ops.promote("q", now=NOW)],

@@ -5,7 +5,7 @@ Read `enqueue`, `claim` and `finish` first. Without `now` the database reads its
 
 from duly.store.ops.claim import CHILD, Head, Mark, claim, claimed, extend, head, heartbeat, progress, recall
 from duly.store.ops.enqueue import DEBOUNCE_TRIES, Accepted, accept, enqueue, in_order, listed, while_held
-from duly.store.ops.finish import Way, finish, release, settle, snooze, way_of
+from duly.store.ops.finish import Way, finish, release, settle, way_of
 from duly.store.ops.people import Replay, cancel, hold, pause, paused, purge, replay, resolve, resume, retry
 from duly.store.ops.read import (
     attempts,
@@ -89,7 +89,6 @@ __all__ = [
     "resume",
     "retry",
     "settle",
-    "snooze",
     "steps",
     "wake",
     "way_of",

@@ -108,11 +108,6 @@ def release(jobs: Iterable[Claimed], *, now: int | None = None) -> Op[dict[str, 
     return finish([Finish(job, change) for job in jobs], now=now)
 
 
-def snooze(job: Claimed, after_ms: int, *, now: int | None = None) -> Op[dict[str, Verdict]]:
-    """Put a job off, its attempt uncounted."""
-    return finish([Finish(job, Change(State.SCHEDULED, after_ms=after_ms, give_back_attempt=True))], now=now)
-
-
 def _change(job: Claimed, change: Change) -> dict[str, Any]:
     error = change.error
     return {
