@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from duly.model import BatchRecord, Enqueued, NewJob, Terms
 from duly.store import ops
-from duly.store.op import Held, Op, Row, Rows, ending, json_text, uuid_text
+from duly.store.op import Held, Op, Row, Rows, columns, ending, json_text, record, uuid_text
 
 # Of `filling`: to a batch without a key anybody adds at any time.
 ANYWHERE = -1
@@ -157,35 +157,20 @@ def get(batch_id: str) -> Op[BatchRecord | None]:
     return Op("batches", ("batches",), params, lambda rows: _record(rows[0]) if rows else None, writes=False)
 
 
+_columns = columns(
+    "id", "name", "key", "created_at", "sealed_at", "completed_at", "cancelled_at", "cancelled_by", "cancelled_why",
+    "first_dead_at", "ok_at", "open", "running", "succeeded", "partial", "dead", "cancelled",
+)  # fmt: skip
+
+
 def _record(row: Row) -> BatchRecord:
-    (
-        batch_id, name, key, created_at, sealed_at, completed_at, cancelled_at, cancelled_by, cancelled_why,
-        first_dead_at, ok_at, still_open, running, *ended,
-    ) = row  # fmt: skip
-    succeeded, partial, dead, cancelled = ended
-    total = still_open + sum(ended)
-    return BatchRecord(
-        id=batch_id,
-        name=name,
-        key=key,
-        created_at=created_at,
-        sealed_at=sealed_at,
-        completed_at=completed_at,
-        cancelled_at=cancelled_at,
-        cancelled_by=cancelled_by,
-        cancelled_why=cancelled_why,
-        first_dead_at=first_dead_at,
-        ok_at=ok_at,
-        # Read at one moment, but not under one lock: what runs may have been added and not been counted yet.
-        pending=max(0, still_open - running),
-        running=running,
-        succeeded=succeeded,
-        partial=partial,
-        dead=dead,
-        cancelled=cancelled,
-        total=total,
-        percent=100.0 * sum(ended) / total if total else 100.0,
-    )
+    found = _columns(row)
+    ended = sum(found[name] for name in ("succeeded", "partial", "dead", "cancelled"))
+    found["total"] = total = found["open"] + ended
+    # Both are read at one moment, but not under one lock: a running job may have been added and not counted yet.
+    found["pending"] = max(0, found["open"] - found["running"])
+    found["percent"] = 100.0 * ended / total if total else 100.0
+    return record(BatchRecord, found)
 
 
 def rest(batch_id: str, limit: int = 1000) -> Op[list[str]]:

@@ -115,6 +115,16 @@ def ending(
     }
 
 
+def columns(*names: str) -> Callable[[Row], dict[str, Any]]:
+    """Return a function that makes a row a dict by the names of its columns."""
+    return lambda row: dict(zip(names, row, strict=True))
+
+
+def record(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Make a record of the values that have the names of its fields."""
+    return msgspec.convert(values, kind, strict=False)  # not strictly: SQLite has 0 and 1 for false and true
+
+
 def json_text(records: Any) -> str:
     """Write a list or an object as one parameter."""
     return _json(records).decode()

@@ -17,8 +17,8 @@ from duly.model import Catchup, FireRecord, Overlap, ScheduleRecord
 from duly.rules import envelope as envelopes
 from duly.rules import failure
 from duly.rules.firing import Due, Firing, Run, Skip
-from duly.rules.timing import Mode, Timing
-from duly.store.op import Op, Row, distinct, json_text, repeatable
+from duly.rules.timing import Timing
+from duly.store.op import Op, Row, columns, distinct, json_text, record, repeatable
 
 # Why a schedule is paused that stood in code and stands there no more.
 GONE = "no worker has it in its code any more"
@@ -74,28 +74,20 @@ def _due(name: str | None, limit: int, beside: Iterable[str], now: int | None) -
     return Op("due_schedules", ("due_schedules",), params, lambda rows: [_read_due(row) for row in rows], writes=False)
 
 
+_due_columns = columns(
+    "name", "mode", "spec", "tz", "interval_ms", "anchor_at", "catchup", "grace_ms", "overlap", "jitter_ms",
+    "envelope", "revision", "next_at", "live", "skipped", "fired", "paused", "created_at", "now",
+)  # fmt: skip
+
+
 def _read_due(row: Row) -> Due:
-    (
-        name, mode, spec, tz, interval_ms, anchor_at, catchup, grace_ms, overlap, jitter_ms, envelope, revision,
-        next_at, live, missed, fired, paused, created_at, now,
-    ) = row  # fmt: skip
-    return Due(
-        name=name,
-        timing=Timing(mode=Mode(mode), spec=spec, tz=tz, interval_ms=interval_ms, anchor_at=anchor_at),
-        catchup=Catchup(catchup),
-        grace_ms=grace_ms,
-        overlap=Overlap(overlap),
-        jitter_ms=jitter_ms,
-        envelope=envelopes.unpack(envelope),
-        revision=revision,
-        next_at=next_at,
-        live=bool(live),
-        skipped=None if missed is None else _skip(*msgspec.json.decode(missed)),
-        fired=frozenset(msgspec.json.decode(fired or "[]")),
-        paused=bool(paused),
-        created_at=created_at,
-        now=now,
-    )
+    found = _due_columns(row)
+    found["timing"] = record(Timing, found)
+    found["envelope"] = envelopes.unpack(found["envelope"])
+    found["live"] = bool(found["live"])
+    found["skipped"] = found["skipped"] and _skip(*msgspec.json.decode(found["skipped"]))
+    found["fired"] = msgspec.json.decode(found["fired"] or "[]")
+    return record(Due, found)
 
 
 def _skip(due_at: int, until_at: int | None, count: int, reason: str | None) -> Skip:
@@ -220,58 +212,20 @@ def listing(
     return Op("schedules", ("schedules",), params, lambda rows: [_listed(row) for row in rows], writes=False)
 
 
+_listed_columns = columns(
+    "name", "task", "mode", "spec", "tz", "interval_ms", "anchor_at", "catchup", "grace_ms", "overlap", "jitter_ms",
+    "pause_after", "terms", "payload", "envelope", "in_code", "revision", "created_at", "changed_at", "next_at",
+    "last_at", "dead_runs", "paused_at", "paused_by", "paused_why", "now",
+)  # fmt: skip
+
+
 def _listed(row: Row) -> Listed:
-    (
-        name, task, mode, spec, tz, interval_ms, anchor_at, catchup, grace_ms, overlap, jitter_ms, pause_after, terms,
-        payload, envelope, in_code, revision, created_at, changed_at, next_at, last_at, dead_runs, paused_at, paused_by,
-        paused_why, now,
-    ) = row  # fmt: skip
-    definition = Definition(
-        name=name,
-        task=task,
-        timing=Timing(mode=Mode(mode), spec=spec, tz=tz, interval_ms=interval_ms, anchor_at=anchor_at),
-        catchup=Catchup(catchup),
-        grace_ms=grace_ms,
-        overlap=Overlap(overlap),
-        jitter_ms=jitter_ms,
-        pause_after=pause_after,
-        terms=terms,
-        payload=payload,
-        envelope=envelope,
-        in_code=bool(in_code),
-        revision=revision,
-        next_at=next_at,
-    )
-    carried = envelopes.unpack(envelope)
-    record = ScheduleRecord(
-        name=name,
-        task=task,
-        mode=mode,
-        spec=spec,
-        tz=tz,
-        interval_ms=interval_ms,
-        anchor_at=anchor_at,
-        catchup=definition.catchup,
-        grace_ms=grace_ms,
-        overlap=definition.overlap,
-        jitter_ms=jitter_ms,
-        pause_after=pause_after,
-        terms=msgspec.json.decode(terms),
-        payload=msgspec.json.decode(payload),
-        schema_version=carried.schema_version,
-        subject=carried.subject,
-        in_code=bool(in_code),
-        revision=revision,
-        created_at=created_at,
-        changed_at=changed_at,
-        next_at=next_at,
-        last_at=last_at,
-        dead_runs=dead_runs,
-        paused_at=paused_at,
-        paused_by=paused_by,
-        paused_why=paused_why,
-    )
-    return Listed(record, definition, now)
+    found = _listed_columns(row)
+    carried = envelopes.unpack(found["envelope"])
+    definition = record(Definition, {**found, "timing": record(Timing, found)})
+    found |= {name: msgspec.json.decode(found[name]) for name in ("terms", "payload")}
+    found |= {"schema_version": carried.schema_version, "subject": carried.subject}
+    return Listed(record(ScheduleRecord, found), definition, found["now"])
 
 
 def fires(name: str, *, before: int = FAR, limit: int = 100) -> Op[list[FireRecord]]:

@@ -11,7 +11,7 @@ import msgspec
 from duly.model import MANY, Attempt, DeadFigure, Event, JobRecord, ParkedFigure, QueueFigure, State, Step
 from duly.rules import envelope as envelopes
 from duly.rules.why import Why, explain, facts_of
-from duly.store.op import FIRST_ID, LAST_ID, Op, Row, Rows, uuid_text
+from duly.store.op import FIRST_ID, LAST_ID, Op, Row, Rows, columns, record, uuid_text
 
 
 def queues(*, now: int | None = None) -> Op[list[QueueFigure]]:
@@ -170,57 +170,22 @@ def _records(rows: Rows) -> list[JobRecord]:
     return [_record(row) for row in rows]
 
 
+_columns = columns(
+    "id", "task", "queue", "priority", "state", "payload", "envelope", "key", "attempt", "max_attempts", "crashes",
+    "created_at", "due_at", "expires_at", "worker", "lease_until", "heartbeat_at", "progress", "progress_message",
+    "cancel_requested_at", "finished_at", "result", "result_until", "reason", "error", "batch_id", "schedule", "lane",
+    "origin", "replay_of", "replay_count", "replayed_as", "resolved_at", "resolved_by", "resolved_why", "moment",
+)  # fmt: skip
+
+
 def _record(row: Row) -> JobRecord:
-    (
-        job_id, task, queue, priority, state, payload, envelope, key, attempt, max_attempts, crashes, created_at,
-        due_at, expires_at, worker, lease_until, heartbeat_at, progress_, progress_message, cancel_requested_at,
-        finished_at, result, result_until, reason, error, batch_id, schedule, lane, origin, replay_of, replay_count,
-        replayed_as, resolved_at, resolved_by, resolved_why, moment,
-    ) = row  # fmt: skip
-    carried = envelopes.unpack(envelope)
-    expired = result_until is not None and result_until <= moment
-    return JobRecord(
-        id=job_id,
-        task=task,
-        queue=queue,
-        priority=priority,
-        state=State(state),
-        payload=_decoded(payload),
-        schema_version=carried.schema_version,
-        correlation_id=carried.correlation_id or job_id,
-        causation_id=carried.causation_id,
-        subject=carried.subject,
-        traceparent=carried.traceparent,
-        payload_ref=carried.payload_ref,
-        key=key,
-        attempt=attempt,
-        max_attempts=max_attempts,
-        crashes=crashes,
-        created_at=created_at,
-        due_at=due_at,
-        expires_at=expires_at,
-        worker=worker,
-        lease_until=lease_until,
-        heartbeat_at=heartbeat_at,
-        progress=progress_,
-        progress_message=progress_message,
-        cancel_requested_at=cancel_requested_at,
-        finished_at=finished_at,
-        result=None if expired or result is None else _decoded(result),
-        result_until=result_until,
-        reason=reason,
-        error=error,
-        batch_id=batch_id,
-        schedule=schedule,
-        lane=lane,
-        origin=origin,
-        replay_of=replay_of,
-        replay_count=replay_count,
-        replayed_as=replayed_as,
-        resolved_at=resolved_at,
-        resolved_by=resolved_by,
-        resolved_why=resolved_why,
-    )
+    found = _columns(row)
+    carried = envelopes.unpack(found["envelope"])
+    if found["result_until"] is not None and found["result_until"] <= found["moment"]:
+        found["result"] = None
+    found |= {name: None if found[name] is None else _decoded(found[name]) for name in ("payload", "result")}
+    found["correlation_id"] = carried.correlation_id or found["id"]
+    return record(JobRecord, msgspec.structs.asdict(carried) | found)
 
 
 def _decoded(text: str) -> Any:

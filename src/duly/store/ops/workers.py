@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from duly.model import WorkerRecord
-from duly.store.op import Op, Rows, json_text
+from duly.store.op import Op, Row, columns, json_text, record
 
 
 def register(
@@ -48,31 +48,17 @@ def leave(worker: str) -> Op[None]:
 
 def workers(*, now: int | None = None) -> Op[list[WorkerRecord]]:
     """List the workers that have been heard of."""
-
-    def read(rows: Rows) -> list[WorkerRecord]:
-        return [
-            WorkerRecord(
-                id=worker,
-                host=host,
-                pid=pid,
-                queues=_list(queues),
-                tasks=_list(tasks),
-                beat_ms=beat_ms,
-                started_at=started_at,
-                seen_at=seen_at,
-                alive=seen_at > at - 3 * beat_ms,
-                slots=slots,
-                running=running,
-                succeeded=succeeded,
-                failed=failed,
-            )
-            for (
-                worker, host, pid, queues, tasks, beat_ms, started_at, seen_at, slots, running, succeeded, failed, at
-            ) in rows
-        ]  # fmt: skip
-
-    return Op("workers", ("workers",), {"now": now}, read, writes=False)
+    return Op("workers", ("workers",), {"now": now}, lambda rows: [_worker(row) for row in rows], writes=False)
 
 
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(msgspec.json.decode(text))
+_columns = columns(
+    "id", "host", "pid", "queues", "tasks", "beat_ms", "started_at", "seen_at", "slots", "running", "succeeded",
+    "failed", "now",
+)  # fmt: skip
+
+
+def _worker(row: Row) -> WorkerRecord:
+    found = _columns(row)
+    found |= {name: msgspec.json.decode(found[name]) for name in ("queues", "tasks")}
+    found["alive"] = found["seen_at"] > found["now"] - 3 * found["beat_ms"]
+    return record(WorkerRecord, found)
