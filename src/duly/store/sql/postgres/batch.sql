@@ -1,9 +1,9 @@
--- Batches on PostgreSQL: a label with counters. `open` counts what was added and has not ended; whoever adds raises
--- it, every ending lowers it (`ended_batch`), and the last one fires what is due (`ended_callbacks`).
+-- Batches on PostgreSQL: a label with counters. `open` counts the jobs that were added and have not ended: adding jobs
+-- raises it, every ending lowers it (`ended_batch`), and the last ending adds the callbacks (`ended_callbacks`).
 
 -- name: open_batch
--- Asked again, or under a key that is there, it answers the batch that is. Differs from SQLite: one that another session
--- adds at this moment is waited for, and seen by the second statement.
+-- A repetition, or a key that exists, returns the existing batch. Differs from SQLite: waits for a batch that another
+-- session adds at this moment; the second statement sees it.
 insert into duly.duly_batch (id, name, key, created_at, ok_at, on_complete, on_success, on_first_dead)
 values (:id::uuid, :name, :key::text, :now, :ok_at::float8, :on_complete::text, :on_success::text, :on_first_dead::text)
     on conflict do nothing;
@@ -13,9 +13,9 @@ select id::text, name, key, filled
  limit 1;
 
 -- name: lock_batch
--- Answers how far a batch is filled, and whether it takes no more. What a first try has added before it was sealed is
--- in. Differs from SQLite: the row is held to the end, so that meanwhile nobody seals it, nobody else adds to it, and none
--- of its jobs ends; only the next statement sees what those did who were waited for.
+-- Returns how many jobs a batch has, and whether it is sealed. Jobs that a first try added before the seal count.
+-- Differs from SQLite: the row is locked until the commit, so that meanwhile the batch is not sealed or filled and none
+-- of its jobs ends. Only the next statement sees the changes that this one waited for.
 with held as materialized (
     select id from duly.duly_batch where id = :batch_id::uuid for no key update
 )
@@ -37,8 +37,8 @@ select filled, sealed_at is not null
      where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running'))
 
 -- name: count_added
--- Before they are added, so that what a first try has added, and perhaps ended, is not counted again. Of jobs with keys,
--- those that got theirs; nothing of a handler that lost its lease.
+-- Runs before the insert, so that jobs of a first try are not counted again. Counts only jobs that got their keys, and
+-- none of a handler that lost its lease.
 update duly.duly_batch
    set open = open + (
        select count(*)
@@ -53,7 +53,7 @@ update duly.duly_batch
    and {parent_held};
 
 -- name: count_filled
--- After they are added: how far it was filled tells a repeated try from the first, also where success leaves no trace.
+-- Runs after the insert: `filled` tells a repetition from the first try, even if success leaves no row.
 update duly.duly_batch
    set open = open + (
        select count(*)
@@ -64,7 +64,7 @@ update duly.duly_batch
    and {parent_held};
 
 -- name: added_before
--- What came of jobs whose places were filled before. Those whose keys somebody else had were not added.
+-- The answers for jobs whose places were filled before. Jobs whose keys were taken were not added.
 select input.id::text as asked, coalesce(duly_key.job_id, input.id)::text as holder,
        duly_key.fingerprint is not null and duly_key.fingerprint <> input.fingerprint as other_payload,
        coalesce(duly_key.state, 'live') as state, duly_key.result,
@@ -77,7 +77,7 @@ select input.id::text as asked, coalesce(duly_key.job_id, input.id)::text as hol
  order by place;
 
 -- name: drop_keys
--- A batch that takes no more leaves no key behind that nobody holds.
+-- If the batch is sealed, the keys that were reserved for its jobs are deleted.
 delete from duly.duly_key
  using json_to_recordset(:jobs::json) as input (id uuid, key text)
  where duly_key.task = :task and duly_key.key = input.key and duly_key.job_id = input.id and duly_key.state = 'live'
@@ -89,8 +89,8 @@ update duly.duly_batch
  where id = :batch_id::uuid and sealed_at is null;
 
 -- name: cancel_batch
--- It takes no more, and is no success. What is complete stays as it is. Differs from SQLite: one statement, so that the
--- event tells what was written, also where the last job ends at this moment.
+-- Seals the batch and marks it cancelled. A complete batch is not changed. Differs from SQLite: one statement, so that
+-- the event matches the write, even if the last job ends at this moment.
 with cancelled as (
     update duly.duly_batch
        set sealed_at = coalesce(sealed_at, :now), cancelled_at = :now, cancelled_by = :by::text,
@@ -108,8 +108,8 @@ select sealed_at is not null as sealed
  where id = :batch_id::uuid;
 
 -- name: batches
--- What runs is found by what all workers hold, which is little; the jobs of a batch may be a million. Differs from
--- SQLite: see `expired_leases` for the tokens.
+-- Running jobs are found by the index of leases, which is small; a batch may have a million jobs. Differs from SQLite:
+-- see `expired_leases` for the tokens.
 with found as materialized (
     select id, name, key, created_at, sealed_at, completed_at, cancelled_at, cancelled_by, cancelled_why,
            first_dead_at, ok_at, open, succeeded, partial, dead, cancelled

@@ -1,10 +1,10 @@
--- Claim on PostgreSQL: a worker takes due jobs on lease, by a token that it made. While a job runs, the worker extends
--- the lease, and the handler writes progress. Every such write names the token, so a worker that lost its lease changes
+-- Claim on PostgreSQL: a worker leases due jobs with a token that it made. While a job runs, the worker extends the
+-- lease, and the handler writes progress. Every such write names the token, so a worker that lost its lease changes
 -- nothing. `lane.sql` claims jobs with a cap, a rate or an order.
 
 -- name: await_claim
--- The first try may still be on its way in another session, not committed and so not seen. It holds the lock of its
--- token until then. Answers nothing.
+-- The first try may be in flight in another session, where its writes are not visible yet. It holds the lock of its
+-- token until its commit. Returns nothing.
 with waited as materialized (select pg_advisory_xact_lock(:token::bigint)::text as waited)
 select waited from waited where waited is null;
 
@@ -31,11 +31,11 @@ gate as materialized (
 )
 
 -- name: claim
--- Differs from SQLite: each claimer skips the rows that another has locked. The row is chosen and locked in a
--- materialized step: inside an `in (...)` the planner may choose it twice and take more than the limit. Locked, it stays
--- in its place until it is updated; if somebody changed it just before, that place is not seen here, and it is left to the
--- next claim. What the token holds already is not answered here but by `recall`, which follows where a claim is sent once
--- more: to put both together and in order took a fifth of the claim.
+-- Differs from SQLite: each claim skips rows that another has locked. The row is chosen and locked in a materialized
+-- step: inside an `in (...)` the planner may choose it twice and take more than the limit. A locked row keeps its
+-- position until it is updated. If another session changed it just before, the next claim finds it. Jobs that the token
+-- holds are returned by `recall`, which follows if a claim is repeated: merging both in order took a fifth of the
+-- claim.
 with clock as materialized (select :now as now),
 {paused},
 asked as materialized (
@@ -68,9 +68,9 @@ update duly.duly_job
 returning {claimed}, lane;
 
 -- name: claim_marked
--- The same, but the order is walked in parts, best first. One that begins at a mark does so a moment before the present,
--- because enqueues do not commit in the order of their due times. By the equality on `queue` one part is expected and not
--- the hundred of any JSON, for which the plan would be compiled. Apart from `claim`, because all this costs a tenth of it.
+-- The same, but the order is walked in parts, best first. A part with a mark starts a moment before the present,
+-- because enqueues do not commit in the order of their due times. The equality on `queue` makes the planner expect one
+-- part, not a hundred, for which it would compile the plan. Separate from `claim`, because it costs a tenth more.
 with clock as materialized (select :now as now),
 {paused},
 free as materialized (
@@ -115,11 +115,11 @@ update duly.duly_job
 returning {claimed}, lane;
 
 -- name: claim_shaped
--- `claim` for a queue whose priorities age (`:ageing_ms`) or whose retries have a budget (`:retries`). Of due retries,
--- the budget goes before the rest of the queue and all others after it. With many retries due, others that are due are
--- looked for among the first only: promoting finds them. Differs from SQLite: `best` says how many of each priority are
--- among the first, without a lock, and `ready` takes as many of each, past what others have locked. What that leaves
--- free, because others were there first, `rest` fills.
+-- `claim` for a queue whose priorities age (`:ageing_ms`) or whose retries have a budget (`:retries`). Due retries
+-- within the budget come before the rest of the queue, further ones after it. If many retries are due, other due jobs
+-- are sought among the first only: promoting finds the rest. Differs from SQLite: `best` counts, without locks, how
+-- many of each priority are among the first, and `ready` takes as many of each, skipping locked rows. If it finds
+-- fewer, because other claims were first, `rest` fills the room.
 with recursive clock as materialized (select :now as now),
 {paused},
 asked as materialized (
@@ -247,8 +247,8 @@ select {claimed}, lane
  order by priority desc, due_at, id;
 
 -- name: head
--- Beside the first row that a claim would take, how long it took to come to it: rows that are gone stay in the index
--- until vacuum may remove them, and are walked over each time.
+-- Returns the first row that a claim would take, and how long finding it took: deleted rows stay in the index until
+-- vacuum removes them, and every claim walks over them.
 with clock as materialized (select :now as now, clock_timestamp() as began),
 gate as materialized (
     select name
@@ -270,8 +270,8 @@ select priority, due_at, id::text, (extract(epoch from clock_timestamp() - began
   left join head on true;
 
 -- name: extend
--- Differs from SQLite: a row that somebody has locked (a caller's open transaction that stages its finish, a cancel)
--- must not hold up the others. It is still mine and is extended at the next beat; rescue leaves locked rows alone.
+-- Differs from SQLite: a locked row (by a caller's open transaction with its finish, or a cancel) must not delay the
+-- others. It is extended at the next heartbeat; rescue skips locked rows.
 with clock as materialized (select :now as now),
 held as materialized (select id, token from json_to_recordset(:held::json) as held (id uuid, token bigint)),
 mine as materialized (
@@ -298,7 +298,7 @@ select duly_job.id::text, cancel_requested_at
    and duly_job.id <> all (array(select id from mine));
 
 -- name: progress
--- Differs from SQLite, as `extend` does: the handler's own open transaction may hold the row, and would wait for itself.
+-- Differs from SQLite like `extend`: the handler's own open transaction may hold the row, and would wait for itself.
 with mine as materialized (
     select id
       from duly.duly_job
@@ -315,7 +315,7 @@ select id::text
  where id = :id::uuid and token is not distinct from :token::bigint and state = 'running';
 
 -- name: heartbeat
--- Differs from SQLite, as `progress` does.
+-- Differs from SQLite like `progress`.
 with mine as materialized (
     select id
       from duly.duly_job

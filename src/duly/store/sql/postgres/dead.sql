@@ -1,8 +1,8 @@
 -- Dead letters on PostgreSQL: replay with lineage, resolve, purge, figures.
 
 -- name: replay
--- Every statement is guarded by `replayed_as is null`, which the last write sets: asked twice, it happens once.
--- Differs from SQLite: the first statement locks all the rows, so that what the others read of them stands.
+-- Every statement has the guard `replayed_as is null`, which the last write sets: a repetition changes nothing. Differs
+-- from SQLite: the first statement locks all rows, so that the others read the same values.
 with locked as materialized (
     select duly_done.id, task, coalesce(replay.key, duly_done.key) as key, new_id,
            coalesce(replay.fingerprint, duly_done.fingerprint) as fingerprint, state, force, replayed_as, resolved_at
@@ -35,7 +35,7 @@ select new_id, task, queue, priority, 'ready', coalesce(replay.payload, duly_don
        key_until,
        max_attempts, now, now, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead,
        coalesce(origin, duly_done.id), duly_done.id, replay_count + 1, lane,
-       -- What has held up those behind it takes its own place again.
+       -- A job that blocks its ordering key gets its own place again.
        case when state = 'dead' and ordering_dead = 'block' then seq end, ordering_dead
   from json_to_recordset(:replays::json) as replay (
        id uuid, new_id uuid, key text, payload text, fingerprint text, force int)
@@ -120,7 +120,7 @@ told as (
 select id::text from done;
 
 -- name: resolved
--- Asked after a lost answer.
+-- After a lost answer.
 select id::text
   from duly.duly_done
  where id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked))
@@ -151,7 +151,7 @@ steps_gone as (
 select id::text from gone;
 
 -- name: purged
--- Asked after a lost answer: the log says what was purged, and that it was by this hand and for this reason.
+-- After a lost answer: the audit log has the purged jobs, with the user and the reason.
 select distinct job_id::text as id
   from duly.duly_event
  where name = 'job.purged'

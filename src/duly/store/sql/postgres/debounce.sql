@@ -1,8 +1,8 @@
 -- Debounce on PostgreSQL: the last of several calls under a key runs, once no further call comes.
 
 -- name: lock_debounced
--- For a debounce, which is between a job and its key. Whoever ends a job has locked it and then wants its key, so the
--- job that holds the key is locked first, with the one whose handler asks, in a statement of its own. Answers nothing.
+-- For a debounce, which changes a job and its key. An ending locks the job, then its key, so this statement first locks
+-- the job that holds the key, and the job of the calling handler. Returns nothing.
 with held as materialized (
     select id
       from duly.duly_job
@@ -16,8 +16,8 @@ with held as materialized (
 select id::text from held where id is null;
 
 -- name: take_key
--- A key that nobody holds, or that a success keeps, is taken over: what is debounced is never answered with an old
--- result. Differs from SQLite: a key that is held is locked by this too, so that from here on the same job holds it.
+-- A key that is free, or kept by a success, is taken: a debounced call never returns an old result. Differs from
+-- SQLite: this also locks a key that is held, so that its job stays the same.
 insert into duly.duly_key (task, key, job_id, state, fingerprint, debounced_by)
 select :task::text, :key::text, :id::uuid, 'live', :job::json ->> 'fingerprint', :id::uuid
  where not exists (select 1 from duly.duly_done where id = :id::uuid)
@@ -29,12 +29,11 @@ select :task::text, :key::text, :id::uuid, 'live', :job::json ->> 'fingerprint',
    and duly_key.debounced_by is distinct from excluded.debounced_by;
 
 -- name: debounce
--- The first call adds the job. While it has not begun, a call puts its own payload and terms into it and puts it off
--- again. One that has begun is left as it is: what is to run next is written beside it, and `ended_next` adds it. What
--- was in a worker's hands has begun, even if it was given back: its steps are those of its payload. A call that did one
--- of these is named by the key, and asked again it does nothing. Differs from SQLite: another job than the one that was
--- locked before may hold the key by now. It is not waited for, because who has it wants the key: where that is so,
--- nothing is done, and it is asked again. Nor is it inserted where it is there, for that too would wait for who has it.
+-- The first call adds the job. Until it starts, each call replaces its payload and terms and delays it again. A job
+-- that has started is not changed: the call is stored in `next`, and `ended_next` adds it. A job that was given back
+-- counts as started, because its steps belong to its payload. The key names the last call, so a repetition changes
+-- nothing. Differs from SQLite: another job than the locked one may hold the key now. Waiting for it could deadlock, so
+-- nothing is changed and the operation is repeated. An insert of an existing key would wait too.
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at, due_at,
@@ -111,7 +110,7 @@ update duly.duly_key
  where task = :task and key = :key and job_id = written.id;
 
 -- name: debounced
--- Which job has what this call gave, if it came to give it.
+-- The job that has the arguments of this call, if one has.
 select holder::text, coalesce(holder = next_id, false) as is_behind
   from (select next_id,
                case when duly_key.job_id is null or duly_key.job_id = :id::uuid or next_id = :id::uuid

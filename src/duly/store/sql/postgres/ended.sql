@@ -1,10 +1,10 @@
--- The tail that every ending shares: finish, rescue, cancel and expire mark rows as ended, then run all of
--- these in this order. `:ids` names the jobs; only those that were marked are touched. None may be left out.
--- The marked rows are locked by the mark, so what the sections read of them stands until the commit.
+-- The tail of every ending: finish, rescue, cancel and expire mark rows as ended, then run all of these sections in
+-- this order. `:ids` names the jobs; only marked rows are changed. No section may be left out. The mark locks the rows,
+-- so the sections read the same values until the commit.
 
 -- name: ended_key
--- Success keeps the key for its time, so that the work is not done again. Death and cancelling free it. Where something
--- is to run next under it, `ended_next` hands it on. Differs from SQLite: keys are locked in order.
+-- A success keeps the key for its time, so that the work is not repeated. A dead or cancelled job frees it. If another
+-- call is to run next, `ended_next` passes the key on. Differs from SQLite: keys are locked in order.
 with held as materialized (
     select duly_key.task, duly_key.key, duly_job.state, finished_at, key_ttl_ms, key_until, duly_job.result, next
       from duly.duly_job
@@ -30,7 +30,7 @@ update duly.duly_key
    and next is null;
 
 -- name: ended_next
--- What was debounced while the job ran is added under its key, however it ended.
+-- A call that was debounced while the job ran is added under its key, whatever the ending.
 with clock as materialized (select :now as now),
 following as materialized (
     select id as ended_id, task as ended_task, key as ended_key, next
@@ -61,8 +61,8 @@ select id, ended_task, queue, priority, case when due_at <= now then 'ready' els
  where id in (select job_id from handed_on);
 
 -- name: ended_batch
--- Differs from SQLite: batches are locked in order; workers that end jobs of the same batches meet here. The jobs are
--- found by their ids first: a plan from before the first batch would walk over all jobs that have one.
+-- Differs from SQLite: batches are locked in order; workers that end jobs of the same batches meet here. Jobs are found
+-- by their ids first: a plan made before the first batch would walk over all jobs in batches.
 with marked as materialized (
     select batch_id, state
       from duly.duly_job
@@ -87,9 +87,9 @@ update duly.duly_batch
  where duly_batch.id = any (array(select id from locked)) and duly_batch.id = ended.batch_id;
 
 -- name: ended_callbacks
--- A callback is a job inserted by the operation that makes it due, so that a crash cannot lose it. `:batches`
--- are those whose jobs are gone by now, by a short way out, and one that is being sealed. A share such as 0.28 of 25 is a
--- little more than 7 where numbers are binary, and 7 are enough.
+-- The operation that makes a callback due inserts its job, so a crash cannot lose it. `:batches` are batches whose jobs
+-- took a short way out, and one that is being sealed. As a binary number, 0.28 of 25 is a little more than 7, and 7 are
+-- enough.
 with clock as materialized (select :now as now),
 ended as materialized (
     select id, state, batch_id, on_dead, envelope
@@ -112,7 +112,7 @@ callback as materialized (
            select batch::uuid from json_array_elements_text(:batches::json) as batch))
        and is_due and spec is not null
      union all
-    -- The id is a UUIDv7 of the database's own making: it is inserted once, with the death it tells of.
+    -- The database makes the id, a UUIDv7: it is inserted once, with the dead job it reports.
     select on_dead::json,
            (lpad(to_hex(now), 12, '0') || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14))::uuid,
            json_build_object('job_id', id)::text,
@@ -140,10 +140,10 @@ update duly.duly_batch
    and (open = 0 and sealed_at is not null and completed_at is null or dead > 0 and first_dead_at is null);
 
 -- name: ended_schedule
--- Counts dead runs in a row, pauses after too many, counts on from this end where it is awaited, and lets the next run
--- begin that was queued behind this one. Who fires a schedule whose runs do not matter to it is not disturbed. Differs from SQLite: the schedules are locked first, in the order of their
--- names; what follows then sees the runs that a scheduler has queued meanwhile. One that somebody else has locked is
--- about to end, and then its end lets the next one begin; should it not, `unqueue` does.
+-- Counts consecutive dead runs, pauses the schedule after too many, sets the next due time if it depends on this end,
+-- and starts the run queued behind this one. Schedules that need none of this are not locked. Differs from SQLite: the
+-- schedules are locked first, in the order of their names, so the next statement sees runs that a scheduler has queued
+-- meanwhile. If a run is locked, it is about to end, and its ending starts the next one; otherwise `unqueue` does.
 with marked as materialized (
     select schedule, state, finished_at
       from duly.duly_job
@@ -240,7 +240,7 @@ select id, task, queue, priority, state, payload, envelope, key, fingerprint, ke
    and finished_at is not null and (keep_ms > 0 or state <> 'succeeded');
 
 -- name: ended_delete
--- A success with `keep=0` leaves nothing behind.
+-- A success with `keep=0` leaves no rows.
 delete from duly.duly_attempt
  where job_id = any (array(
        select id from duly.duly_job

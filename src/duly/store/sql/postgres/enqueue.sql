@@ -1,18 +1,18 @@
--- Enqueue on PostgreSQL: how jobs come into `duly_job`, plain, under a key, or from a handler.
+-- Enqueue on PostgreSQL: adds jobs to `duly_job`, plain, under a key, or from a handler.
 --
 -- All files have the sections and parameters of SQLite; comments tell where and why the statements differ. Four rules
 -- hold in all of them. Workers write at the same time, so a statement first locks the rows it changes, in the order of
--- their ids: two statements that lock in different orders deadlock. `skip locked` leaves out what another one holds.
--- `clock` reads the time once, because a volatile function in a condition prevents the use of an index.
--- `= any (array(...))` replaces a join, because a plan made for many rows reads the whole table.
--- A token is compared by `is not distinct from`, because its index would find all jobs of the claim for each job.
+-- their ids: two statements that lock in different orders deadlock. `skip locked` leaves out locked rows. `clock` reads
+-- the time once, because a volatile function in a condition prevents the use of an index. `= any (array(...))` replaces
+-- a join, because a plan made for many rows reads the whole table. A token is compared by `is not distinct from`,
+-- because its index would find all jobs of the claim for each job.
 
 -- name: enqueue
 -- again: on conflict (id) do nothing
--- They come as {[lane, envelope]: {id: payload}}, so that little has to be taken out of JSON row by row.
--- Asked again while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
--- that lost its lease (`hold_parent`) adds nothing either, and nothing is added to a batch that takes no more, or whose
--- key says that it was filled further (`:filling`) by now.
+-- Jobs are sent as {[lane, envelope]: {id: payload}}, so that few values are read from JSON row by row. A repetition
+-- changes nothing while the job is live; if it may have ended, `undo_finished` follows. A handler that lost its lease
+-- (`hold_parent`) adds nothing. Neither does an insert into a batch that is sealed, or that has more jobs than
+-- `:filling`.
 with clock as materialized (select :now as now)
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
@@ -36,8 +36,8 @@ select one.key::uuid, :task, :queue, :priority::int,
               and (:filling::bigint < 0 or filled = :filling::bigint)));
 
 -- name: enqueue_one
--- The same for one job which neither a handler nor a batch adds: there is no list to read and nothing to look at first.
--- Most of what the other one costs for one job is to set up what it might have to do.
+-- The same for one job that neither a handler nor a batch adds: without a list and without checks. For one job, most of
+-- the cost of `enqueue` is unused preparation.
 insert into duly.duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
     lease_ms, keep_ms, result_ttl_ms, schedule, on_dead, lane)
@@ -49,16 +49,16 @@ select :id::uuid, :task, :queue, :priority::int,
   from (select :now as now) as clock;
 
 -- name: hold_parent
--- A handler enqueues while it holds its own job, or not at all. Answers a row if it does. Differs from SQLite: the row is
--- held to the end, so that nobody takes the job in between.
+-- A handler can enqueue only while it holds its job. Returns a row if it does. Differs from SQLite: the row is locked
+-- until the commit, so that the job is not taken in between.
 select 1 as held
   from duly.duly_job
  where id = :parent_id::uuid and token is not distinct from :parent_token::bigint and state = 'running'
    for share;
 
 -- name: lock_jobs
--- For lists that would otherwise lock jobs in two goes, or keys before jobs: whoever ends a job has locked it and
--- then wants its key. Answers nothing.
+-- For lists that would otherwise lock jobs in two steps, or keys before jobs: an ending locks the job, then its key.
+-- Returns nothing.
 with held as materialized (
     select id
       from duly.duly_job
@@ -69,8 +69,8 @@ with held as materialized (
 select id::text from held where id is null;
 
 -- name: reserve_keys
--- Differs from SQLite: one statement may not touch a row twice, so a key that comes twice is taken by its first,
--- and keys are taken in order.
+-- Differs from SQLite: one statement may not change a row twice, so the first job with a key takes it, and keys are
+-- taken in order.
 insert into duly.duly_key (task, key, job_id, state, fingerprint)
 select distinct on (key) :task::text, key, id, 'live', fingerprint
   from rows from (json_to_recordset(:jobs::json) as (id uuid, key text, fingerprint text)) with ordinality
@@ -111,8 +111,8 @@ select id, :task, :queue, :priority::int,
               and (:filling::bigint < 0 or filled = :filling::bigint)));
 
 -- name: undo_finished
--- Differs from SQLite: `not exists` in the insert would not do. The insert may wait for the finish of this very
--- job, whose row in duly_done only the next statement can see.
+-- Differs from SQLite: `not exists` in the insert is not enough. The insert may wait for the finish of the same job,
+-- whose row in duly_done only the next statement sees.
 delete from duly.duly_key
  using json_array_elements_text(:ids::json) as asked
   join duly.duly_done on duly_done.id = asked::uuid

@@ -1,6 +1,5 @@
--- Finish on PostgreSQL: how the end of an attempt is recorded. A success without anything that waits for it takes a
--- short way: one row moves from `duly_job` to `duly_done`. Every other end is marked by `finish`, and the sections of
--- `ended.sql` follow.
+-- Finish on PostgreSQL: records the end of an attempt. A success on which nothing depends takes a short way: its row
+-- moves from `duly_job` to `duly_done`. Every other end is marked by `finish`, and the sections of `ended.sql` follow.
 
 -- fragment: held_jobs
                                    as held
@@ -15,8 +14,8 @@ gone as (
        and state = 'running'
 
 -- name: finish_plain
--- Differs from SQLite: a delete can hand its rows to an insert, so both are one statement. By the order of the input and
--- the walk along the primary key, rows are locked in the order of their ids, as everywhere.
+-- Differs from SQLite: a delete can pass its rows to an insert, so both are one statement. The order of the input and
+-- the walk along the primary key lock rows in the order of their ids, as everywhere.
 with clock as materialized (select :now as now),
 input as materialized (
     select one.key::uuid as id, held.key::bigint as token, one.value as result
@@ -44,8 +43,8 @@ kept as (
 select count(*)::int as recorded from gone;
 
 -- name: finish_keyed
--- The short way out for a success with a key, which it keeps for its time. What is to run next under the key takes the
--- long way. Keys are locked after jobs, and in order.
+-- The short way for a success with a key, which it keeps for its time. If another call is to run next, the end takes
+-- the long way. Keys are locked after jobs, and in order.
 with clock as materialized (select :now as now),
 input as materialized (
     select one.key::uuid as id, held.key::bigint as token, one.value as result
@@ -93,7 +92,7 @@ kept as (
 select count(*)::int as recorded from gone;
 
 -- name: finish_batched
--- The short way out for a success of a batch: it is counted, then gone. `ended_callbacks` follows. Differs from SQLite:
+-- The short way for a success in a batch: it is counted, then moved. `ended_callbacks` follows. Differs from SQLite:
 -- the batches are locked in order, after the jobs, as everywhere.
 with clock as materialized (select :now as now),
 input as materialized (
@@ -134,8 +133,8 @@ counted as (
 select count(*)::int as recorded from gone;
 
 -- name: finish
--- A worker that lost its lease matches no row here, and so changes nothing. A job that somebody asked to
--- cancel does not come back for another attempt.
+-- A worker that lost its lease matches no row here, and so changes nothing. A job that was asked to cancel gets no
+-- further attempt.
 with clock as materialized (select :now as now),
 change as materialized (
     select id, token, state, ending, after_ms, give_back, result, reason, kind, error, crashed, parked
@@ -156,8 +155,8 @@ update duly.duly_job
        finished_at = case when cancel_requested_at is not null or ending = 1 then now end,
        due_at = case when change.state = 'ready' or ending = 1 or parked is not null then due_at
                      else now + after_ms end,
-       -- It has started, and a snooze gives its attempt back: from here on nothing is left to expire. What is
-       -- parked has not started.
+       -- The job has started, and a snooze gives its attempt back: it cannot expire any more. A parked job has not
+       -- started.
        expires_at = case when change.state in ('scheduled', 'waiting') and parked is null then null
                          else expires_at end,
        attempt = attempt - give_back,
@@ -174,7 +173,7 @@ update duly.duly_job
 returning duly_job.id::text;
 
 -- name: failed_attempts
--- The attempt is named: a token that has given its attempt back before has none that could fail.
+-- The attempt is part of the key: a token that gave its attempt back has none that could fail.
 insert into duly.duly_attempt (job_id, attempt, at, worker, outcome, error, traceback)
 select duly_job.id, duly_job.attempt, :now, worker, case when crashed = 1 then 'crashed' else 'failed' end,
        change.error, change.traceback
@@ -187,7 +186,7 @@ select duly_job.id, duly_job.attempt, :now, worker, case when crashed = 1 then '
     on conflict (job_id, attempt) do nothing;
 
 -- name: settle
--- What became of writes that changed nothing: done before, done and gone, or lost to another worker.
+-- The results of writes that changed nothing: recorded before, recorded and deleted, or lost to another worker.
 select held.id::text,
        case when exists (select 1 from duly.duly_job where id = held.id and last_token = held.token)
               or exists (select 1 from duly.duly_done where id = held.id and token = held.token) then 'already'

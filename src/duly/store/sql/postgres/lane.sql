@@ -1,16 +1,15 @@
--- Lanes on PostgreSQL: jobs that are not free to run as soon as they are due, because of a cap, a rate or an order.
+-- Lanes on PostgreSQL: jobs that cannot all run as soon as they are due, because of a cap, a rate or an order.
 --
--- A lane is a task, or a task and a key. Who claims goes round the lanes of a task that have ready jobs, from where the
--- last claim ended: `:walks` has a task and the lane to begin behind, `:lanes` says how many to look at. What runs is
--- counted from its rows, past the end of its lease too, so that no counter can leak. Differs from SQLite: the lanes are
--- locked by a statement of their own, which leaves its token in them. In one with the claim, what is counted would have
--- been read before the lock was there, and a cap of 3 let 12 run. The way round is gone once and handed on in a setting of
--- the transaction.
+-- A lane is a task, or a task and a key. A claim visits the lanes of a task that have ready jobs in turn, from the end
+-- of the last claim: `:walks` has a task and the lane after which to begin, `:lanes` is the number of lanes. Running
+-- jobs are counted from their rows, also after their lease, so no counter can leak. Differs from SQLite: a separate
+-- statement locks the lanes and writes its token into them. In one statement with the claim, running jobs would be
+-- counted before the lock, and a cap of 3 let 12 run. The visited lanes are passed on in a setting of the transaction.
 
 -- name: promote_lanes
--- Within a lane the order is exact, so what is due stands among the ready ones before anything is chosen. The lock of
--- the token is for `await_claim`; it is asked for outermost, because a plan need not come to it where it finds no row.
--- Answers nothing.
+-- The order within a lane is exact, so due jobs are made ready before any is chosen. The lock of
+-- the token is for `await_claim`; it is taken in the outermost select, because a plan may skip it if it finds no row.
+-- Returns nothing.
 with clock as materialized (select :now as now, pg_try_advisory_xact_lock(:token::bigint) as held),
 due as materialized (
     select id from duly.duly_job
@@ -27,8 +26,8 @@ promoted as (
 select held from clock where held is null;
 
 -- name: walk_lanes
--- Goes round, keeps for the statements that follow which lanes it came by, and answers the last one of each task that it
--- did not go all the way round for, perhaps: lanes that a claim empties are on the way no more.
+-- Visits lanes, stores them for the next statements, and returns the last one of each task that may have more lanes: a
+-- claim may empty lanes on the way.
 with recursive clock as materialized (select :now as now),
 {paused},
 asked as materialized (
@@ -75,8 +74,8 @@ select task, lane
  where place = :lanes::int;
 
 -- name: wait_for_lanes
--- Of tasks without an order: only claims lock those, and not for long. Rows that are not there yet are waited for too,
--- where another claim makes them just now: so they are all made here, in the order in which everybody waits.
+-- For tasks without an order: only claims lock their lanes, and briefly. Another claim may be inserting the same rows,
+-- so this statement inserts all of them, in the common order.
 with clock as materialized (select :now as now)
 insert into duly.duly_lane (name, task, held_by, used_at)
 select lane, task, :token::bigint, now
@@ -88,12 +87,11 @@ select lane, task, :token::bigint, now
    set held_by = excluded.held_by;
 
 -- name: hold_lanes
--- Lanes that somebody else has locked are passed by, or workers would go round side by side, each waiting for the other.
--- Whoever enqueues in an order locks its lane until it commits, and the commit wakes somebody. Answers whether other lanes
--- were passed by. A lane is made by a statement of its own: whoever waits for somebody who makes it too has locked none.
--- Permits of a later hour were written before the clock stepped back: they count from now on, or nothing
--- would run for that hour. `:now` and not a time that was read before a lane was waited for: permits of that time would
--- end too early.
+-- Skips locked lanes, or workers would move from lane to lane together, each waiting for the other. An enqueue into an
+-- order locks its lane until its commit, which wakes a worker. Returns whether lanes were skipped. A separate statement
+-- inserts lanes: while it waits for another insert, it has locked none. Permits of a later hour were written before the
+-- clock stepped back: they count from now on, or nothing would run for that hour. `:now` is read after any wait for a
+-- lane: permits of an earlier time would end too early.
 with clock as materialized (select :now as now)
 insert into duly.duly_lane (name, task, used_at)
 select lane, task, now
@@ -123,9 +121,9 @@ select exists (
        as passed_by;
 
 -- name: claim_lanes
--- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the
--- tasks. In a lane that keeps an order only the first of all its jobs is looked at, whatever it waits for, and none while
--- a dead one blocks. What was paused while lanes were waited for is left alone.
+-- Takes at most as many jobs of each lane as it has room for, one of each lane before a second, tasks in turn. In a
+-- lane that keeps an order only its first job counts, whatever that waits for, and none while a dead job blocks the
+-- lane. Skips tasks that were paused while the claim waited for lanes.
 with clock as materialized (select :now as now, pg_try_advisory_xact_lock(:token::bigint) as held),
 {paused},
 walk as materialized (
@@ -218,8 +216,8 @@ select {claimed},
  order by priority desc, due_at, id;
 
 -- name: laned_tasks
--- The tasks of a queue that have ready or due jobs in lanes, each found by one step along the index. What is due is
--- looked at only at its head: `promote_lanes` brings the rest.
+-- The tasks of a queue that have ready or due jobs in lanes, each found by one step along the index. Of due jobs only
+-- the first are read: `promote_lanes` makes the rest ready.
 with recursive found (is_suspect, found_task) as (
     select is_suspect, ''::text
       from (values (false), (true)) as which (is_suspect)
@@ -242,7 +240,7 @@ select task
          limit 1000) as due;
 
 -- name: next_permit
--- In how many milliseconds the first of the lanes that only their rate holds up may go on.
+-- In how many milliseconds the first lane that only its rate holds up may continue.
 with recursive clock as materialized (select :now as now),
 rated as materialized (
     select name as asked_task, coalesce(set_rate_count, rate_count) as rate, coalesce(set_rate_ms, rate_ms) as window_ms
@@ -278,8 +276,8 @@ select min(ends_at) - max(now) as permit_in_ms
  where permitted >= rate;
 
 -- name: hand_out
--- The places of an order, handed out in the order of the commits: whoever has the row of the lane hands out next. Lanes
--- are locked in their order, as everywhere.
+-- Assigns the places of an order in the order of commits: the holder of the lane's row assigns next. Lanes are locked
+-- in their order, as everywhere.
 insert into duly.duly_lane (name, task, last_seq, used_at)
 select lane, min(task), count(*), :now
   from duly.duly_job
@@ -289,7 +287,7 @@ select lane, min(task), count(*), :now
  order by lane
     on conflict (name) do update
    set last_seq = duly_lane.last_seq + excluded.last_seq,
-       -- Seldom, because it is indexed: the rest of the row is rewritten in place.
+       -- Rarely, because it is indexed: other changes rewrite the row in place.
        used_at = case when duly_lane.used_at < excluded.used_at - 600000 then excluded.used_at else duly_lane.used_at end;
 update duly.duly_job
    set seq = handed
@@ -303,7 +301,7 @@ update duly.duly_job
  where id = any (array(select other::uuid from json_array_elements_text(:ids::json) as other)) and id = placed;
 
 -- name: declare_limits
--- What the code says of its tasks. What it says no more holds no more.
+-- Stores the limits in the code. Limits that were removed from the code are deleted.
 insert into duly.duly_queue (kind, name, cap, rate_count, rate_ms)
 select 'task', task, cap, rate_count, rate_ms
   from json_to_recordset(:limits::json) as said (task text, cap int, rate_count int, rate_ms bigint)
@@ -316,7 +314,7 @@ select 'task', task, cap, rate_count, rate_ms
     or duly_queue.rate_ms is distinct from excluded.rate_ms;
 
 -- name: limit_task
--- What is set at run time goes before what the code says, until it is taken back. Said again, it is told once.
+-- A limit set at run time overrides the code until it is reset. A repetition writes one event.
 insert into duly.duly_event (at, name, subject, by, why, data)
 select now, 'task.limited', :name, :by::text, :why::text,
        json_build_object('cap', :cap::int, 'rate_count', :rate_count::int, 'rate_ms', :rate_ms::bigint,

@@ -1,6 +1,6 @@
--- What has had its time is removed in bounded chunks, on PostgreSQL. Each section answers with one row per
--- thing it took, so that the caller knows whether to come back. Dead jobs are never pruned. Several workers may
--- prune at once: each skips what another has locked.
+-- Deletes expired rows in bounded chunks, on PostgreSQL. Each section returns one row for each deleted one, so that the
+-- caller knows whether to repeat it. Dead jobs are never pruned. Several workers may prune at once: each skips rows
+-- that another has locked.
 
 -- name: prune_results
 with clock as materialized (select :now as now)
@@ -35,7 +35,7 @@ steps_gone as (
 select id::text from gone;
 
 -- name: prune_keys
--- By the place of the row, which the lock holds still: a join by two columns may be planned as a walk over all keys.
+-- Found by the physical row, which the lock keeps: a join by two columns may be planned as a walk over all keys.
 delete from duly.duly_key
  where ctid = any (array(
        select ctid from duly.duly_key
@@ -85,8 +85,8 @@ delete from duly.duly_worker
 returning id;
 
 -- name: prune_lanes
--- A lane that has rested is made anew by whoever needs it. Its order begins anew too, so it is kept while a dead job
--- may come back to its place.
+-- An idle lane is deleted; the next job creates it again. Its order starts over too, so it is kept while a dead job may
+-- return to its place.
 with clock as materialized (select :now as now),
 rested as materialized (
     select name
@@ -109,8 +109,8 @@ delete from duly.duly_lane
 returning name;
 
 -- name: prunable
--- What each of the sections above would take, counted and not taken. Counting stops early, and so does looking.
--- Differs from SQLite: a limit that is known is large enough to have whole tables read that were not analyzed yet.
+-- Counts the rows that each section above would delete. Counting and reading stop early. Differs from SQLite: with a
+-- constant limit, the planner would read whole tables that were not analyzed yet.
 with clock as materialized (select :now as now),
 due as materialized (
     select finished_at + keep_ms <= (select now from clock) as is_whole

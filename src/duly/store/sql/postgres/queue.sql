@@ -1,4 +1,4 @@
--- Queues, tasks and workers on PostgreSQL: what is paused, who is alive.
+-- Queues, tasks and workers on PostgreSQL: pauses, limits and registrations.
 
 -- name: pause
 insert into duly.duly_event (at, name, subject, by, why)
@@ -24,7 +24,7 @@ update duly.duly_queue
 returning name;
 
 -- name: resumed
--- Asked after a lost answer.
+-- After a lost answer.
 select name
   from duly.duly_queue
  where kind = :kind and name = :name and paused_at is null;
@@ -36,9 +36,9 @@ select kind, name, paused_at, paused_by, paused_why, paused_until
  order by kind, name;
 
 -- name: hold
--- What is paused for good stays paused by whom it was. The token is kept negated, as in a rescue, so that its worker,
--- should it live, is told that it lost. With an expiry left, upkeep would end what waits. Differs from SQLite: all in
--- one statement, so that what is counted is what was stopped.
+-- A pause without an end is not changed. The token is kept negated, as in a rescue, so that its worker, if alive, finds
+-- the lease lost. The expiry is removed, or upkeep would end the waiting jobs. Differs from SQLite: one statement, so
+-- that the counts match the changes.
 with clock as materialized (select :now as now),
 running as materialized (
     select id
@@ -83,7 +83,7 @@ select now, 'database.held', :by::text, :why::text,
 returning data;
 
 -- name: held
--- Asked after a lost answer.
+-- After a lost answer.
 select data
   from duly.duly_event
  where name = 'database.held' and by = :by and why = :why
@@ -100,7 +100,7 @@ values (:id::text, :host, :pid::int, :queues, :tasks, :schedules, :beat_ms::bigi
        slots = excluded.slots, succeeded = excluded.succeeded, failed = excluded.failed;
 
 -- name: notify
--- Part of the caller's transaction, so workers hear of it when it commits, and not before.
+-- Part of the caller's transaction, so workers are notified at its commit.
 with told as materialized (select pg_notify('duly', '')::text as told)
 select 1 as told from told where told is null;
 
@@ -109,7 +109,7 @@ delete from duly.duly_worker
  where id = :id;
 
 -- name: workers
--- What runs in a child of a worker runs in that worker. Differs from SQLite: see `expired_leases` for the tokens.
+-- Jobs that run in a child process count for its worker. Differs from SQLite: see `expired_leases` for the tokens.
 with running as materialized (
     select replace(worker, '/child', '') as holder, count(*) as count
       from duly.duly_job
@@ -123,7 +123,7 @@ select id, host, pid, queues, tasks, beat_ms, started_at, seen_at, slots, coales
  order by started_at, id;
 
 -- name: limit_queue
--- What is null stays as it is, what is below 0 is taken away. A depth that was counted up to another limit says nothing.
+-- Null leaves a limit unchanged, a negative value removes it. A depth that was counted up to another limit is useless.
 with old as (
     select max_depth, ageing_ms, retry_share
       from (select 1) as one
@@ -172,7 +172,7 @@ select kind, name, max_depth, depth, depth_at, ageing_ms, retry_share, set_at, s
  order by name;
 
 -- name: depth
--- What waits in a queue, counted no further than asked, and ordered as its index is: see `queues`.
+-- Counts the waiting jobs of a queue up to a limit, in the order of the index: see `queues`.
 select count(*) as depth
   from ((select 1 from duly.duly_job
           where state = 'ready' and lane is null and queue = :queue
@@ -200,7 +200,7 @@ select count(*) as depth
          limit :enough::bigint) as waiting;
 
 -- name: note_depth
--- One count a second is enough for a whole fleet, and one that stopped at another limit says nothing.
+-- One count a second is enough for all workers, and a count that stopped at another limit is useless.
 update duly.duly_queue
    set depth = :depth::bigint, depth_at = now
   from (select :now as now) as clock

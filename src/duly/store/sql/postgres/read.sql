@@ -7,9 +7,9 @@
 order by id desc limit :limit::int
 
 -- name: list
--- Newest first over live and finished jobs. Both ends of the id range are given, so that one job and a page of
--- jobs are the same walk along the primary key. States that few rows have are found by their own index: ten million
--- successes must not be walked for the one that is dead.
+-- Newest first over live and finished jobs. Both ends of the id range are given, so one job and a page of jobs take the
+-- same walk along the primary key. States that few rows have use their own index: one dead job is found without reading
+-- ten million successes.
 with running as materialized (  -- apart, or its order would have all live jobs walked for the few that run
     select id, task, queue, batch_id, created_at, error, reason
       from duly.duly_job
@@ -89,9 +89,9 @@ select id, at, name, job_id::text, subject, by, why, data
  limit :limit::int;
 
 -- name: why
--- All gates of one job in one snapshot; the first that is shut is the answer. What its lane allows is judged as a claim
--- does: by the rows that run, by the permits that still count, and in an order by its first job and those that block it.
--- What is counted is ordered as its index is, or a plan may read all jobs.
+-- Reads all gates of one job in one snapshot; the first that is shut is the answer. The lane is judged as a claim
+-- judges it: by running rows, by valid permits, and in an order by its first job and those that block it. Counts are
+-- ordered like their index, or a plan may read all jobs.
 with clock as materialized (select :now as now),
 job as materialized (
     select id, task, queue, state, due_at, expires_at, attempt, max_attempts, worker, lease_until, reason, error,
@@ -126,7 +126,7 @@ runs as materialized (
       from duly.duly_job
      where lane = (select lane from job) and token is not null
 ),
--- Who stands first in the order of the lane, whatever it waits for.
+-- The first job in the order of the lane, whatever it waits for.
 head as materialized (
     select id, state, due_at, worker
       from duly.duly_job
@@ -185,7 +185,7 @@ select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at,
        (select coalesce(json_agg(json_build_object('id', id, 'worker', worker))::text, '[]')
           from (select id, worker from runs order by id limit 5) as held) as holders,
        (select coalesce(sum(jobs), 0)::bigint from permit) as permits,
-       -- When enough of them count no more.
+       -- When enough permits expire.
        (select min(at) + limits.rate_ms + 250
           from (select at, sum(jobs) over (order by at desc) - jobs as later, sum(jobs) over () as permitted
                   from permit) as counted
@@ -209,17 +209,18 @@ select job.id::text, job.task, job.queue, job.state, job.due_at, job.expires_at,
    and (task_gate.paused_until is null or task_gate.paused_until > now);
 
 -- name: uncompiled
--- For walks whose cost is guessed far too high: to compile them takes a second, to run them a tenth of it. Only for
--- this transaction. Answers nothing.
+-- For walks whose estimated cost is far too high: compiling them takes a second, running them a tenth. Only for this
+-- transaction. Returns nothing.
 with off as materialized (select set_config('jit', 'off', true) as said)
 select 1 as told
   from off
  where said is null;
 
 -- name: queues
--- Each step of `live` looks up the next name in every index, and each of `level` the next priority, lowest first: there
--- the oldest are. So this costs by the number of queues and priorities, and counting stops, however many jobs there are. What is counted is
--- ordered as its index is, or a plan may read all jobs to find those of a small queue. Differs from SQLite: see `expired_leases` for the tokens.
+-- Each step of `live` looks up the next name in every index, and each of `level` the next priority, lowest first: the
+-- oldest jobs are there. So the cost depends on the number of queues and priorities, not of jobs, and counting stops
+-- early. Counts are ordered like their index, or a plan may read all jobs to find those of a small queue. Differs from
+-- SQLite: see `expired_leases` for the tokens.
 with recursive clock as materialized (select :now as now),
 live (queue_name) as (
     select ''::text
@@ -297,7 +298,7 @@ first as materialized (
              order by due_at limit 1)
       from shown
      union all
-    -- Of lanes, the oldest among as many as are counted.
+    -- In lanes, the oldest of the jobs that are counted.
     select queue_name,
            (select min(due_at) from (
             select due_at from duly.duly_job

@@ -1,17 +1,17 @@
--- Schedules on PostgreSQL: what is due, what was fired, what was missed.
+-- Schedules on PostgreSQL: due times, firings and misses.
 --
--- Whoever fires reads what is due, decides, and writes the jobs, the record of the fires and the next due time as one.
--- Each write names the revision that was read, and every write of a schedule makes another one: of any number of
--- schedulers one gets through, and a decision taken on what is no longer so changes nothing. Differs from SQLite: the
--- rows are locked first, in the order of their names, so that the statements after that see what nobody changes.
+-- A scheduler reads due schedules, decides, and writes the jobs, the firings and the next due time as one. Each write
+-- names the revision that was read, and every write of a schedule makes a new revision: of any number of schedulers one
+-- succeeds, and a decision on old values changes nothing. Differs from SQLite: the rows are locked first, in the order
+-- of their names, so that the next statements read the same values.
 
 -- name: next_fire
 select (select min(next_at) from duly.duly_schedule where next_at is not null and paused_at is null) as next_at,
        :now as now;
 
 -- name: due_schedules
--- What is due, or the one that is named. With each comes the run of misses it ended in, if the last thing recorded of it
--- is one: further ones are added to it; and what was fired out of turn, by a person.
+-- Reads due schedules, or one by name. Each has its last run of misses, if that is its newest record, so that further
+-- misses extend it, and the times that a user triggered.
 with clock as materialized (select :now as now)
 select name, mode, spec, tz, interval_ms, anchor_at, catchup, grace_ms, overlap, jitter_ms, envelope, revision, next_at,
        overlap <> 'allow' and exists (
@@ -46,7 +46,7 @@ select id::text
  order by id;
 
 -- name: fire_lock
--- Answers nothing.
+-- Returns nothing.
 with held as materialized (
     select name
       from duly.duly_schedule
@@ -57,7 +57,7 @@ with held as materialized (
 select name from held where name is null;
 
 -- name: fire_jobs
--- What has been fired is not fired again, whatever anybody decided. A run is due when it is fired, by the clock of now.
+-- A due time that was fired is not fired again. A run is due when it is fired, by the present clock.
 with clock as materialized (select :now as now),
 wanted as materialized (
     select run.id, run.after_ms, run.reason, run.envelope, duly_schedule.name, task, payload, terms::json as terms
@@ -120,7 +120,8 @@ update duly.duly_schedule
 returning duly_schedule.name;
 
 -- name: fired
--- Asked after a lost answer: whose runs are recorded as ours; where there are none, who stands as we would leave him.
+-- After a lost answer: schedules whose runs are recorded as ours; without runs, those that are as this write leaves
+-- them.
 with run as materialized (
     select name, id, due_at from json_to_recordset(:jobs::json) as run (name text, id uuid, due_at bigint)
 )
@@ -138,10 +139,9 @@ select duly_schedule.name
             and (not fire.resume or paused_at is null) end;
 
 -- name: define_schedules
--- One that is there is changed only as it was read. Its next due time stays, unless what says when has changed. What is
--- due stays due, and where the end of a run is awaited, it still is. A rate goes on from the due time it had, so that two
--- versions of the code that take turns do not put it off for ever. Runs that waited for their turn begin where they need
--- not any more.
+-- An existing schedule is changed only if it is as it was read. Its next due time changes only with its timing. A due
+-- schedule stays due, and one that waits for the end of a run still waits. A rate continues from its due time, so that
+-- two versions of the code in turns do not delay it for ever. Queued runs start if they need not wait any more.
 insert into duly.duly_schedule (
     name, task, mode, spec, tz, interval_ms, anchor_at, catchup, grace_ms, overlap, jitter_ms, pause_after, terms,
     payload, envelope, in_code, revision, created_at, changed_at, next_at)
@@ -182,7 +182,7 @@ update duly.duly_job
           for update skip locked));
 
 -- name: defined
--- Asked after a lost answer: which of them are there as we wanted them.
+-- After a lost answer: the schedules that are as this write leaves them.
 select duly_schedule.name
   from json_to_recordset(:schedules::json)
        as one (name text, task text, mode text, spec text, tz text, catchup text, grace_ms bigint, overlap text,
@@ -198,7 +198,7 @@ select duly_schedule.name
         one.terms, one.payload, one.envelope, one.in_code);
 
 -- name: readopt_schedules
--- What was paused because no code had it goes on where it stopped: what it missed is caught up with.
+-- A schedule that was paused because no code had it continues where it stopped, and catches up on misses.
 with held as materialized (
     select name
       from duly.duly_schedule
@@ -213,7 +213,7 @@ update duly.duly_schedule
 returning name;
 
 -- name: abandon_schedules
--- Differs from SQLite: one statement, so that the event tells of what was paused.
+-- Differs from SQLite: one statement, so that the event matches the pause.
 with clock as materialized (select :now as now),
 held as materialized (
     select name
@@ -240,7 +240,7 @@ select now, 'schedule.paused', abandoned.name, :by::text, :gone::text
 returning subject as name;
 
 -- name: abandoned
--- Asked after a lost answer.
+-- After a lost answer.
 select name
   from duly.duly_schedule
  where in_code and paused_why = :gone and paused_at >= :now - 60000;
@@ -274,7 +274,7 @@ delete from duly.duly_schedule
 returning name;
 
 -- name: deleted_schedule
--- Asked after a lost answer.
+-- After a lost answer.
 select subject
   from duly.duly_event
  where name = 'schedule.deleted' and subject = :name and at >= :now - 60000
@@ -317,7 +317,7 @@ select due_at
  order by due_at;
 
 -- name: unqueue_lock
--- Answers nothing. What follows sees the runs that others have queued or ended meanwhile.
+-- Returns nothing. The next statement sees runs that other sessions have queued or ended meanwhile.
 with held as materialized (
     select name
       from duly.duly_schedule
@@ -333,8 +333,8 @@ with held as materialized (
 select name from held where name is null;
 
 -- name: unqueue
--- Lets runs begin that wait for nobody any more: who was about to end the one before them did not, or it was deleted by
--- hand. The same with schedules that wait for the end of a run.
+-- Starts runs that wait for a run that has ended: its ending was interrupted, or its row was deleted by hand. The same
+-- for schedules that wait for the end of a run.
 update duly.duly_schedule
    set next_at = :now + interval_ms, revision = revision + 1
  where mode = 'delay' and next_at is null

@@ -1,9 +1,10 @@
--- Upkeep on PostgreSQL: what changes a job outside of its attempts. Workers rescue jobs whose lease expired, promote
--- what is due, park what no worker knows, wake it again, and expire what did not start in time. People cancel and retry.
+-- Upkeep on PostgreSQL: changes of a job outside of its attempts. Workers rescue jobs whose lease expired, promote due
+-- jobs, park those that no worker knows, wake them again, and expire those that did not start in time. Users cancel and
+-- retry.
 
 -- name: expired_leases
--- A lease that ends further ahead than two beats past a whole one was written before the clock stepped back.
--- Differs from SQLite: `is not null` would read the whole table while it has not been analyzed yet.
+-- A lease that ends more than two heartbeats later than a full one was written before the clock stepped back. Differs
+-- from SQLite: `is not null` would read the whole table until it is analyzed.
 select id::text, token, lease_until, lease_ms, worker
   from duly.duly_job
  cross join (select :now as now offset 0) as clock
@@ -13,11 +14,10 @@ select id::text, token, lease_until, lease_ms, worker
  limit :limit::int;
 
 -- name: rescue
--- Only rows still running, still that token, still the lease end that was seen, still expired. A crash counts only
--- while the job ran alone, so that no neighbour dies of it, and in the worker itself: the death of a child is seen by its
--- worker. The token is kept negated: asked again, the rescue knows its own, and the worker that comes back is told that
--- it lost. Differs from SQLite: a row that somebody has locked is being extended or finished at this moment, and is left
--- alone.
+-- Only rows still running, still that token, still the lease end that was seen, still expired. A crash counts only if
+-- the job ran alone, so that other jobs are not blamed, and only in the worker itself: a worker notices if a child
+-- dies. The token is kept negated: a repetition recognizes its own rescue, and a worker that returns finds its lease
+-- lost. Differs from SQLite: a locked row is being extended or finished, and is skipped.
 with clock as materialized (select :now as now),
 seen as materialized (
     select id, token, lease_until
@@ -59,7 +59,7 @@ select duly_job.id, attempt, :now, worker, 'crashed', error
     on conflict (job_id, attempt) do nothing;
 
 -- name: rescued
--- Asked after a lost answer: which of these leases are taken, and what their jobs came to.
+-- After a lost answer: which of these leases were rescued, and the states of their jobs.
 select duly_job.id::text, state
   from json_to_recordset(:seen::json) as seen (id uuid, token bigint)
   join duly.duly_job on duly_job.id = seen.id
@@ -71,7 +71,7 @@ select duly_done.id::text, state
  where duly_done.token = -seen.token;
 
 -- name: promote
--- Without `:retries`, those stay scheduled: in a queue where they have a budget, a claim takes them from there.
+-- Without `:retries`, retries stay scheduled: in a queue where they have a budget, the claim takes them from there.
 with clock as materialized (select :now as now),
 due as materialized (
     select id from duly.duly_job
@@ -111,10 +111,10 @@ update duly.duly_job
 returning id::text;
 
 -- name: park
--- Of the head of the queue, what no worker that serves it knows. The rest is not looked at, so that this costs the same
--- however long the queue is. Where nobody serves the queue, there is nobody to spare. Differs from SQLite: only what is
--- to be parked is locked, so that claimers can have the rest meanwhile, and judged again as it then is. Of lanes, the
--- tasks are looked at one after the other.
+-- Parks jobs at the head of the queue that none of its workers knows. The rest is not read, so the cost does not depend
+-- on the length of the queue. Without workers for the queue, nothing is parked. Differs from SQLite: only rows to be
+-- parked are locked, so that claims can take the rest, and are then checked again. In lanes, the tasks are read one by
+-- one.
 with recursive clock as materialized (select :now as now),
 known as materialized (
     select tasks
@@ -190,8 +190,8 @@ update duly.duly_job
 returning id::text;
 
 -- name: wake
--- It keeps the due time it was parked with, and so its place. By the types one task and one queue are expected and not
--- the hundred of any JSON, for which the plan would be compiled: a fifth of a second.
+-- A job keeps the due time that it had when parked, and so its place. The types make the planner expect one task and
+-- one queue, not a hundred, for which it would compile the plan: a fifth of a second.
 with parked as materialized (
     select job.id
       from json_each(:versions::json) as knows (task, version)
@@ -212,8 +212,8 @@ update duly.duly_job
 returning id::text;
 
 -- name: next_due
--- What is overdue is not waited for: who could have claimed it would have. It may have become due a moment ago, though.
--- Differs from SQLite: beside a `with` the least would not be read off the index, but sought among all.
+-- Overdue jobs are ignored: a worker that could claim them would have. But a job may have become due a moment ago.
+-- Differs from SQLite: with a `with`, the least value would not be read from the index, but from all rows.
 select least(
            (select min(due_at)
               from duly.duly_job
@@ -245,8 +245,8 @@ update duly.duly_job
 returning id::text;
 
 -- name: cancel
--- A job that runs is only asked, so that no effect is forgotten. Differs from SQLite: the row is locked before
--- its state is judged, so that a job that begins or ends meanwhile is judged as it then is.
+-- A running job is only asked to stop, so that no effect is forgotten. Differs from SQLite: the row is locked before
+-- its state is read, so that a job that starts or ends meanwhile is seen.
 with clock as materialized (select :now as now),
 live as materialized (
     select id, task, state, cancel_requested_at from duly.duly_job
@@ -270,13 +270,13 @@ update duly.duly_job
 returning id::text, state;
 
 -- name: cancelled
--- Asked after a lost answer.
+-- After a lost answer.
 select id::text, state
   from duly.duly_done
  where id = any (array(select asked::uuid from json_array_elements_text(:ids::json) as asked)) and state = 'cancelled';
 
 -- name: retry
--- Differs from SQLite: the row is locked before its state is judged, as in `cancel`.
+-- Differs from SQLite: the row is locked before its state is read, as in `cancel`.
 with clock as materialized (select :now as now),
 late as materialized (
     select id, task, state from duly.duly_job
@@ -296,7 +296,7 @@ update duly.duly_job
 returning id::text, state;
 
 -- name: retried
--- Asked after a lost answer: the log says what was made due, which may have run since.
+-- After a lost answer: the audit log has the jobs that were made due, which may have run since.
 select distinct job_id::text as id, 'ready' as state
   from duly.duly_event
  where name = 'job.retried'

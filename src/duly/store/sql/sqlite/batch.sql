@@ -1,8 +1,8 @@
--- Batches on SQLite and D1: a label with counters. `open` counts what was added and has not ended; whoever adds raises
--- it, every ending lowers it (`ended_batch`), and the last one fires what is due (`ended_callbacks`).
+-- Batches on SQLite and D1: a label with counters. `open` counts the jobs that were added and have not ended: adding
+-- jobs raises it, every ending lowers it (`ended_batch`), and the last ending adds the callbacks (`ended_callbacks`).
 
 -- name: open_batch
--- Asked again, or under a key that is there, it answers the batch that is.
+-- A repetition, or a key that exists, returns the existing batch.
 insert into duly_batch (id, name, key, created_at, ok_at, on_complete, on_success, on_first_dead)
 values (:id, :name, :key, :now, :ok_at, :on_complete, :on_success, :on_first_dead)
     on conflict do nothing;
@@ -12,8 +12,8 @@ select id, name, key, filled
  limit 1;
 
 -- name: lock_batch
--- Answers how far a batch is filled, and whether it takes no more. What a first try has added before it was sealed is in.
--- Only PostgreSQL has something to lock.
+-- Returns how many jobs a batch has, and whether it is sealed. Jobs that a first try added before the seal count. Only
+-- PostgreSQL needs a lock.
 select id from duly_batch where false;
 select filled, sealed_at is not null
        and not exists (select 1 from duly_job where id in (select value from json_each(:ids)))
@@ -26,8 +26,8 @@ select filled, sealed_at is not null
  or exists (select 1 from duly_job where id = :parent_id and token = :parent_token and state = 'running'))
 
 -- name: count_added
--- Before they are added, so that what a first try has added, and perhaps ended, is not counted again. Of jobs with keys,
--- those that got theirs; nothing of a handler that lost its lease.
+-- Runs before the insert, so that jobs of a first try are not counted again. Counts only jobs that got their keys, and
+-- none of a handler that lost its lease.
 update duly_batch
    set open = open + (
        select count(*)
@@ -44,7 +44,7 @@ update duly_batch
 from json_each(:ids) cross join duly_job on duly_job.id = value
 
 -- name: count_filled
--- After they are added: how far it was filled tells a repeated try from the first, also where success leaves no trace.
+-- Runs after the insert: `filled` tells a repetition from the first try, even if success leaves no row.
 update duly_batch
    set open = open + (select count(*) {jobs_by_id}),
        filled = filled + json_array_length(:ids)
@@ -52,7 +52,7 @@ update duly_batch
    and {parent_held};
 
 -- name: added_before
--- What came of jobs whose places were filled before. Those whose keys somebody else had were not added.
+-- The answers for jobs whose places were filled before. Jobs whose keys were taken were not added.
 select value ->> 'id' as asked, coalesce(duly_key.job_id, value ->> 'id') as holder,
        duly_key.fingerprint is not null and duly_key.fingerprint <> value ->> 'fingerprint' as other_payload,
        coalesce(duly_key.state, 'live') as state, duly_key.result, coalesce(duly_key.result_dropped, 0) as result_dropped
@@ -63,7 +63,7 @@ select value ->> 'id' as asked, coalesce(duly_key.job_id, value ->> 'id') as hol
  order by json_each.key;
 
 -- name: drop_keys
--- A batch that takes no more leaves no key behind that nobody holds.
+-- If the batch is sealed, the keys that were reserved for its jobs are deleted.
 delete from duly_key
  where task = :task and state = 'live'
    and (key, job_id) in (select value ->> 'key', value ->> 'id' from json_each(:jobs))
@@ -75,7 +75,7 @@ update duly_batch
  where id = :batch_id and sealed_at is null;
 
 -- name: cancel_batch
--- It takes no more, and is no success. What is complete stays as it is.
+-- Seals the batch and marks it cancelled. A complete batch is not changed.
 insert into duly_event (at, name, subject, by, why, data)
 select :now, 'batch.cancelled', name, :by, :why, json_object('batch_id', id)
   from duly_batch
@@ -90,7 +90,7 @@ select sealed_at is not null as sealed
  where id = :batch_id;
 
 -- name: batches
--- What runs is found by what all workers hold, which is little; the jobs of a batch may be a million.
+-- Running jobs are found by the index of leases, which is small; a batch may have a million jobs.
 with found as materialized (
     select id
       from duly_batch

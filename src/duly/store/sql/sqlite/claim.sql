@@ -1,6 +1,6 @@
--- Claim on SQLite and D1: a worker takes due jobs on lease, by a token that it made. While a job runs, the worker
--- extends the lease, and the handler writes progress. Every such write names the token, so a worker that lost its lease
--- changes nothing. `lane.sql` claims jobs with a cap, a rate or an order.
+-- Claim on SQLite and D1: a worker leases due jobs with a token that it made. While a job runs, the worker extends the
+-- lease, and the handler writes progress. Every such write names the token, so a worker that lost its lease changes
+-- nothing. `lane.sql` claims jobs with a cap, a rate or an order.
 
 -- fragment: known_tasks
     (:tasks is null or task in (select value from json_each(:tasks)))
@@ -14,9 +14,9 @@ select 1 from duly_queue
    and (paused_until is null or paused_until > :now)
 
 -- name: claim
--- Ready rows in their order, then due scheduled ones, so that nothing has to be promoted first (no scheduled one is
--- a suspect). A token that holds jobs already is being asked about again: it takes no more. Differs from PostgreSQL: each
--- comes as one value, as the driver takes longer to fetch a value than SQLite to find it.
+-- Ready rows in their order, then due scheduled ones, so that nothing has to be promoted first (no scheduled one is a
+-- suspect). If the token holds jobs, the claim is a repetition and takes no more. Differs from PostgreSQL: each job is
+-- one value, because fetching a value takes the driver longer than finding it takes SQLite.
 with asked as materialized (
     select case when exists (select 1 from duly_job where token = :token) then 0 else :limit end as room
      where not exists ({paused_queue})
@@ -52,17 +52,17 @@ select json_array(
 
 -- name: claim_marked
 -- same as: claim
--- Differs from PostgreSQL: no deleted rows stand in the way, so marks spare nothing.
+-- Differs from PostgreSQL: SQLite walks over no deleted rows, so marks save nothing.
 
 -- fragment: paused_tasks
 select name from duly_queue
  where kind = 'task' and paused_at is not null and (paused_until is null or paused_until > :now)
 
 -- name: claim_shaped
--- `claim` for a queue whose priorities age (`:ageing_ms`) or whose retries have a budget (`:retries`). `walk` merges the
--- priorities, best first: what it gives is followed by the next of the same priority. Of due retries, the budget goes
--- before the rest of the queue and all others after it. With many retries due, others that are due are looked for among
--- the first only: promoting finds them.
+-- `claim` for a queue whose priorities age (`:ageing_ms`) or whose retries have a budget (`:retries`). `walk` merges
+-- the priorities, best first: each row is followed by the next of the same priority. Due retries within the budget come
+-- before the rest of the queue, further ones after it. If many retries are due, other due jobs are sought among the
+-- first only: promoting finds the rest.
 with recursive asked as materialized (
     select case when exists (select 1 from duly_job where token = :token) then 0 else :limit end as room
      where not exists ({paused_queue})
@@ -168,7 +168,7 @@ select json_array(
  order by priority desc, due_at, id;
 
 -- name: head
--- Differs from PostgreSQL: nothing that is gone is walked over, so no way is long.
+-- Differs from PostgreSQL: SQLite walks over no deleted rows, so the first job is found quickly.
 select priority, due_at, id, null as took_ms
   from duly_job
  where state = 'ready' and lane is null and queue = :queue and suspect = 0
@@ -178,7 +178,7 @@ select priority, due_at, id, null as took_ms
  limit 1;
 
 -- name: extend
--- The token alone decides: a worker that comes back late still holds what nobody has taken.
+-- Only the token counts: a worker that is late still holds jobs that were not taken from it.
 update duly_job
    set lease_until = :now + lease_ms
   from (select value ->> 'id' as id, value ->> 'token' as token from json_each(:held)) as held

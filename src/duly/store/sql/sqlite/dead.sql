@@ -1,7 +1,7 @@
 -- Dead letters on SQLite and D1: replay with lineage, resolve, purge, figures.
 
 -- name: replay
--- Every statement is guarded by `replayed_as is null`, which the last one sets: asked twice, it happens once.
+-- Every statement has the guard `replayed_as is null`, which the last one sets: a repetition changes nothing.
 insert into duly_key (task, key, job_id, state, fingerprint)
 select task, coalesce(value ->> 'key', duly_done.key), value ->> 'new_id', 'live',
        coalesce(value ->> 'fingerprint', fingerprint)
@@ -27,7 +27,7 @@ select value ->> 'new_id', task, queue, priority, 'ready', coalesce(value ->> 'p
        key_until,
        max_attempts, :now, :now, lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead,
        coalesce(origin, duly_done.id), duly_done.id, replay_count + 1, lane,
-       -- What has held up those behind it takes its own place again.
+       -- A job that blocks its ordering key gets its own place again.
        case when state = 'dead' and ordering_dead = 'block' then seq end, ordering_dead
   from json_each(:replays)
  cross join duly_done on duly_done.id = value ->> 'id'
@@ -93,7 +93,7 @@ update duly_done
 returning id;
 
 -- name: resolved
--- Asked after a lost answer.
+-- After a lost answer.
 select id
   from duly_done
  where id in (select value from json_each(:ids)) and resolved_by = :by and resolved_why = :why;
@@ -112,7 +112,7 @@ delete from duly_done
 returning id;
 
 -- name: purged
--- Asked after a lost answer: the log says what was purged, and that it was by this hand and for this reason.
+-- After a lost answer: the audit log has the purged jobs, with the user and the reason.
 select distinct job_id as id
   from duly_event
  where name = 'job.purged' and job_id in (select value from json_each(:ids)) and by is :by and why is :why;
@@ -125,8 +125,8 @@ select task, reason, count(*) as count, min(finished_at) as oldest, :now as now
  order by count(*) desc, task, reason;
 
 -- name: dead_list
--- Oldest first, as `replay_all` takes them. Each of the two states has its index; with an `or` in one condition it
--- would walk over all that ever succeeded.
+-- Oldest first, as `replay_all` takes them. Each of the two states has its index; an `or` in one condition would walk
+-- over all successes.
 with page as materialized (
     select id from (
         select id from duly_done

@@ -1,8 +1,7 @@
 -- Debounce on SQLite and D1: the last of several calls under a key runs, once no further call comes.
 
 -- name: take_key
--- A key that nobody holds, or that a success keeps, is taken over: what is debounced is never answered with an old
--- result.
+-- A key that is free, or kept by a success, is taken: a debounced call never returns an old result.
 insert into duly_key (task, key, job_id, state, fingerprint, debounced_by)
 select :task, :key, :id, 'live', :job ->> 'fingerprint', :id
  where not exists (select 1 from duly_done where id = :id)
@@ -14,10 +13,10 @@ select :task, :key, :id, 'live', :job ->> 'fingerprint', :id
    and duly_key.debounced_by is not excluded.debounced_by;
 
 -- name: debounce
--- The first call adds the job. While it has not begun, a call puts its own payload and terms into it and puts it off
--- again. One that has begun is left as it is: what is to run next is written beside it, and `ended_next` adds it. What
--- was in a worker's hands has begun, even if it was given back: its steps are those of its payload. A call that did one
--- of these is named by the key, and asked again it does nothing.
+-- The first call adds the job. Until it starts, each call replaces its payload and terms and delays it again. A job
+-- that has started is not changed: the call is stored in `next`, and `ended_next` adds it. A job that was given back
+-- counts as started, because its steps belong to its payload. The key names the last call, so a repetition changes
+-- nothing.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, key, fingerprint, key_ttl_ms, max_attempts, created_at, due_at,
     expires_at, lease_ms, keep_ms, result_ttl_ms, on_dead, lane)
@@ -64,7 +63,7 @@ update duly_key
    and {parent_held};
 
 -- name: debounced
--- Which job has what this call gave, if it came to give it.
+-- The job that has the arguments of this call, if one has.
 select holder, coalesce(holder = next_id, 0) as is_behind
   from (select next ->> 'id' as next_id,
                case when duly_key.job_id is null or duly_key.job_id = :id or next ->> 'id' = :id

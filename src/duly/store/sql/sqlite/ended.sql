@@ -1,10 +1,10 @@
--- The tail that every ending shares: finish, rescue, cancel and expire mark rows as ended, then run all of
--- these in this order. `:ids` names the jobs; only those that were marked are touched. None may be left out.
+-- The tail of every ending: finish, rescue, cancel and expire mark rows as ended, then run all of these sections in
+-- this order. `:ids` names the jobs; only marked rows are changed. No section may be left out.
 
 -- name: ended_key
--- Success keeps the key for its time, so that the work is not done again. Death and cancelling free it. Where something
--- is to run next under it, `ended_next` hands it on.
--- Materialized, or each key would be held against the jobs, instead of each job finding its key.
+-- A success keeps the key for its time, so that the work is not repeated. A dead or cancelled job frees it. If another
+-- call is to run next, `ended_next` passes the key on. Materialized, so that each job looks up its key; otherwise each
+-- key is compared with all jobs.
 with ended as materialized (
     select duly_job.id, task as ended_task, duly_job.key as ended_key,
            coalesce(key_until, finished_at + key_ttl_ms) as until, result as ended_result
@@ -25,7 +25,7 @@ delete from duly_key
    and job_id in (select value from json_each(:ids));
 
 -- name: ended_next
--- What was debounced while the job ran is added under its key, however it ended.
+-- A call that was debounced while the job ran is added under its key, whatever the ending.
 with following as materialized (
     select duly_job.id as ended_id, task as ended_task, duly_job.key as ended_key, next
       {jobs_by_id}
@@ -61,9 +61,9 @@ update duly_batch
  where duly_batch.id = ended.batch_id;
 
 -- name: ended_callbacks
--- A callback is a job inserted by the operation that makes it due, so that a crash cannot lose it. `:batches`
--- are those whose jobs are gone by now, by a short way out, and one that is being sealed. A share such as 0.28 of 25 is a
--- little more than 7 where numbers are binary, and 7 are enough.
+-- The operation that makes a callback due inserts its job, so a crash cannot lose it. `:batches` are batches whose jobs
+-- took a short way out, and one that is being sealed. As a binary number, 0.28 of 25 is a little more than 7, and 7 are
+-- enough.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, lease_ms, keep_ms,
     result_ttl_ms, lane)
@@ -88,7 +88,7 @@ select spec ->> 'id', spec ->> 'task', spec ->> 'queue', spec ->> 'priority', 'r
         select json_set(on_dead, '$.id', ended_dead_id), json_object('job_id', ended_id),
                json_object('causation_id', ended_id, 'correlation_id', coalesce(envelope ->> 'correlation_id', ended_id))
           from (select on_dead, envelope, duly_job.id as ended_id,
-                       -- A UUIDv7 of the database's own making: it is inserted once, with the death it tells of.
+                       -- The database makes this UUIDv7: it is inserted once, with the dead job it reports.
                        lower(printf('%s-%s-7%s-%s%s-%s', substr(moment, 1, 8), substr(moment, 9),
                              substr(hex(randomblob(2)), 2), substr('89ab', 1 + abs(random() % 4), 1),
                              substr(hex(randomblob(2)), 2), hex(randomblob(6))))
@@ -108,8 +108,8 @@ update duly_batch
    and (open = 0 and sealed_at is not null and completed_at is null or dead > 0 and first_dead_at is null);
 
 -- name: ended_schedule
--- Counts dead runs in a row, pauses after too many, counts on from this end where it is awaited, and lets the next run
--- begin that was queued behind this one. Who fires a schedule whose runs do not matter to it is not disturbed.
+-- Counts consecutive dead runs, pauses the schedule after too many, sets the next due time if it depends on this end,
+-- and starts the run queued behind this one. Schedules that need none of this are not locked.
 update duly_schedule
    set dead_runs = case when n_good > 0 then 0 else dead_runs + n_dead end,
        next_at = case when mode = 'delay' and not exists (
@@ -181,7 +181,7 @@ select duly_job.id, task, queue, priority, state, payload, envelope, duly_job.ke
  where finished_at is not null and (keep_ms > 0 or state <> 'succeeded');
 
 -- name: ended_delete
--- A success with `keep=0` leaves nothing behind.
+-- A success with `keep=0` leaves no rows.
 delete from duly_attempt
  where job_id in (
        select duly_job.id {jobs_by_id}

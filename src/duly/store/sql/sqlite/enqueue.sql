@@ -1,15 +1,15 @@
--- Enqueue on SQLite and D1: how jobs come into `duly_job`, plain, under a key, or from a handler.
+-- Enqueue on SQLite and D1: adds jobs to `duly_job`, plain, under a key, or from a handler.
 --
--- In all files a section is one statement, or a list of statements that commits as one. Batches travel as one JSON text.
--- `:now` is the database's own clock unless the caller binds a time. SQLite has one writer, so no other write comes
--- between the statements of a list. Where PostgreSQL needs a lock or a guard for that, its file gives the reason.
+-- In all files a section is one statement, or a list of statements that commits as one. Batches travel as one JSON
+-- text. `:now` is the database's own clock unless the caller binds a time. SQLite has one writer, so no other write
+-- comes between the statements of a list. If PostgreSQL needs a lock or a guard for this, its file gives the reason.
 
 -- name: enqueue
 -- again: on conflict (id) do nothing
--- They come as {[lane, envelope]: {id: payload}}, so that little has to be taken out of JSON row by row.
--- Asked again while the job is live, it changes nothing; `undo_finished` follows where it may have ended since. A handler
--- that lost its lease (`hold_parent`) adds nothing either, and nothing is added to a batch that takes no more, or whose
--- key says that it was filled further (`:filling`) by now.
+-- Jobs are sent as {[lane, envelope]: {id: payload}}, so that few values are read from JSON row by row. A repetition
+-- changes nothing while the job is live; if it may have ended, `undo_finished` follows. A handler that lost its lease
+-- (`hold_parent`) adds nothing. Neither does an insert into a batch that is sealed, or that has more jobs than
+-- `:filling`.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
     lease_ms, keep_ms, result_ttl_ms, batch_id, schedule, on_dead, lane, ordering_dead)
@@ -27,7 +27,7 @@ select one.key, :task, :queue, :priority,
             where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)));
 
 -- name: enqueue_one
--- The same for one job which neither a handler nor a batch adds: there is no list to read and nothing to look at first.
+-- The same for one job that neither a handler nor a batch adds: without a list and without checks.
 insert into duly_job (
     id, task, queue, priority, state, payload, envelope, max_attempts, created_at, due_at, expires_at,
     lease_ms, keep_ms, result_ttl_ms, schedule, on_dead, lane)
@@ -37,13 +37,13 @@ values (
     coalesce(:expires_at, :now + :expires_ms), :lease_ms, :keep_ms, :result_ttl_ms, :schedule, :on_dead, :lane);
 
 -- name: hold_parent
--- A handler enqueues while it holds its own job, or not at all. Answers a row if it does.
+-- A handler can enqueue only while it holds its job. Returns a row if it does.
 select 1 as held
   from duly_job
  where id = :parent_id and token = :parent_token and state = 'running';
 
 -- name: reserve_keys
--- Never check-then-run: whoever gets the row of (task, key) has the key, everybody else reads who has it.
+-- No check before the insert: the insert that gets the row of (task, key) has the key, all others read its holder.
 insert into duly_key (task, key, job_id, state, fingerprint)
 select :task, value ->> 'key', value ->> 'id', 'live', value ->> 'fingerprint'
   from json_each(:jobs)
@@ -74,7 +74,7 @@ select value ->> 'id', :task, :queue, :priority,
             where id = :batch_id and sealed_at is null and (:filling < 0 or filled = :filling)));
 
 -- name: undo_finished
--- After a lost answer the job may have run already: what duly_done has is taken back out.
+-- After a lost answer the job may have run: a job that is in duly_done is deleted from duly_job.
 delete from duly_key
  where (task, key, job_id) in (
        select task, duly_done.key, duly_done.id

@@ -1,6 +1,5 @@
--- Finish on SQLite and D1: how the end of an attempt is recorded. A success without anything that waits for it takes a
--- short way: one row moves from `duly_job` to `duly_done`. Every other end is marked by `finish`, and the sections of
--- `ended.sql` follow.
+-- Finish on SQLite and D1: records the end of an attempt. A success on which nothing depends takes a short way: its row
+-- moves from `duly_job` to `duly_done`. Every other end is marked by `finish`, and the sections of `ended.sql` follow.
 
 -- fragment: held_jobs
                         as held
@@ -9,9 +8,9 @@ cross join duly_job on duly_job.id = one.key
 where token = cast(held.key as integer) and state = 'running'
 
 -- name: finish_plain
--- The short way out for a success without key, batch or schedule, which is most of them. They come as
--- {token: {id: result}}, so that nothing has to be taken out of JSON row by row. All that takes a short way is only
--- counted, by the section before or after it: to name each would take as long as to write it.
+-- The short way for a success without key, batch or schedule, as most are. They are sent as {token: {id: result}}, so
+-- that no value is read from JSON row by row. The short ways return only a count: returning each id would take as long
+-- as writing it.
 insert into duly_done (
     id, task, queue, priority, state, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
     expires_at, lease_ms, token, worker, progress, progress_message, cancel_requested_at, result, result_until,
@@ -32,12 +31,12 @@ delete from duly_job
           and duly_job.key is null and batch_id is null and schedule is null);
 
 -- name: ends_written
--- How many ends the statement before this one has taken out.
+-- The number of rows that the last statement deleted.
 select changes() as recorded;
 
 -- name: finish_keyed
--- The short way out for a success with a key, which it keeps for its time. What is to run next under the key takes the
--- long way.
+-- The short way for a success with a key, which it keeps for its time. If another call is to run next, the end takes
+-- the long way.
 with mine as materialized (
     select duly_job.id as job_id, task as job_task, duly_job.key as job_key,
            coalesce(key_until, :now + key_ttl_ms) as until, one.value as job_result
@@ -74,7 +73,7 @@ delete from duly_job
           and duly_job.key is not null and batch_id is null and schedule is null and next is null);
 
 -- name: finish_batched
--- The short way out for a success of a batch: it is counted, then gone. `ended_callbacks` follows.
+-- The short way for a success in a batch: it is counted, then moved. `ended_callbacks` follows.
 update duly_batch
    set open = open - n, succeeded = succeeded + n
   from (select batch_id, count(*) as n
@@ -102,15 +101,15 @@ delete from duly_job
           and duly_job.key is null and batch_id is not null and schedule is null);
 
 -- name: finish
--- A worker that lost its lease matches no row here, and so changes nothing. A job that somebody asked to
--- cancel does not come back for another attempt.
+-- A worker that lost its lease matches no row here, and so changes nothing. A job that was asked to cancel gets no
+-- further attempt.
 update duly_job
    set state = case when cancel_requested_at is not null and ending = 0 then 'cancelled' else new_state end,
        finished_at = case when cancel_requested_at is not null or ending = 1 then :now end,
        due_at = case when new_state = 'ready' or ending = 1 or new_parked is not null then due_at
                      else :now + after_ms end,
-       -- It has started, and a snooze gives its attempt back: from here on nothing is left to expire. What is
-       -- parked has not started.
+       -- The job has started, and a snooze gives its attempt back: it cannot expire any more. A parked job has not
+       -- started.
        expires_at = case when new_state in ('scheduled', 'waiting') and new_parked is null then null
                          else expires_at end,
        attempt = attempt - give_back,
@@ -131,7 +130,7 @@ update duly_job
 returning id;
 
 -- name: failed_attempts
--- The attempt is named: a token that has given its attempt back before has none that could fail.
+-- The attempt is part of the key: a token that gave its attempt back has none that could fail.
 insert into duly_attempt (job_id, attempt, at, worker, outcome, error, traceback)
 select duly_job.id, attempt, :now, worker, case when value ->> 'crashed' then 'crashed' else 'failed' end,
        value ->> 'error', value ->> 'traceback'
@@ -142,7 +141,7 @@ select duly_job.id, attempt, :now, worker, case when value ->> 'crashed' then 'c
     on conflict (job_id, attempt) do nothing;
 
 -- name: settle
--- What became of writes that changed nothing: done before, done and gone, or lost to another worker.
+-- The results of writes that changed nothing: recorded before, recorded and deleted, or lost to another worker.
 select value ->> 'id' as id,
        case when exists (select 1 from duly_job where id = value ->> 'id' and last_token = value ->> 'token')
               or exists (select 1 from duly_done where id = value ->> 'id' and token = value ->> 'token') then 'already'

@@ -1,13 +1,13 @@
--- Lanes on SQLite and D1: jobs that are not free to run as soon as they are due, because of a cap, a rate or an order.
+-- Lanes on SQLite and D1: jobs that cannot all run as soon as they are due, because of a cap, a rate or an order.
 --
--- A lane is a task, or a task and a key. Who claims goes round the lanes of a task that have ready jobs, from where the
--- last claim ended: `:walks` has a task and the lane to begin behind, `:lanes` says how many to look at. What runs is
--- counted from its rows, past the end of its lease too, so that no counter can leak. SQLite has one writer, so nothing
--- changes between counting and claiming; PostgreSQL locks the lanes for that.
+-- A lane is a task, or a task and a key. A claim visits the lanes of a task that have ready jobs in turn, from the end
+-- of the last claim: `:walks` has a task and the lane after which to begin, `:lanes` is the number of lanes. Running
+-- jobs are counted from their rows, also after their lease, so no counter can leak. SQLite has one writer, so nothing
+-- changes between counting and claiming; PostgreSQL locks the lanes.
 
 -- name: promote_lanes
--- Within a lane the order is exact, so what is due stands among the ready ones before anything is chosen. Answers nothing:
--- only PostgreSQL locks the token.
+-- The order within a lane is exact, so due jobs are made ready before any is chosen. Returns nothing: only PostgreSQL
+-- locks the token.
 update duly_job
    set state = 'ready'
  where id in (
@@ -47,8 +47,8 @@ walk (walk_task, walk_lane, first_lane, place) as (
                               order by lane limit 1)) as begins
 
 -- name: walk_lanes
--- Answers the last lane that a claim looks at, for each task that it does not go all the way round for, perhaps: lanes
--- that the claim empties are on the way no more.
+-- Returns the last lane that a claim visits, for each task that may have more lanes: the claim may empty lanes on the
+-- way.
 with recursive asked as materialized (
     select value ->> 'task' as asked_task, value ->> 'after' as after
       from json_each(:walks)
@@ -64,8 +64,8 @@ select walk_task as task, walk_lane as lane
  where place = :lanes and (place = 1 or walk_lane <> first_lane);
 
 -- name: hold_lanes
--- Only a rate has something to remember. Permits of a later hour were written before the clock stepped back: they count
--- from now on, or nothing would run for that hour.
+-- Only a rate stores anything. Permits of a later time were written before the clock stepped back: they count from now
+-- on, or nothing would run until then.
 with recursive rated as materialized (
     select value ->> 'task' as asked_task, value ->> 'after' as after
       from json_each(:walks)
@@ -91,9 +91,9 @@ select walk_lane, walk_task, :token, :now
 select false as passed_by;
 
 -- name: claim_lanes
--- Of each lane at most as many as it has room for, and of all lanes one before any gets a second one, by turns of the
--- tasks. In a lane that keeps an order only the first of all its jobs is looked at, whatever it waits for, and none while
--- a dead one blocks.
+-- Takes at most as many jobs of each lane as it has room for, one of each lane before a second, tasks in turn. In a
+-- lane that keeps an order only its first job counts, whatever that waits for, and none while a dead job blocks the
+-- lane.
 with recursive asked as materialized (
     select value ->> 'task' as asked_task, value ->> 'after' as after
       from json_each(:walks)
@@ -123,7 +123,7 @@ free as materialized (
       from looked
      where head is null or running = 0
 ),
--- A limit knows no lane, so it is the same for all: what one of them may have when each other one gets one.
+-- The limit does not depend on the lane: each may have what is left if every other lane gets one.
 share as materialized (
     select cast(max(1, min(max(room), :limit - count(*) + 1)) as integer) as most from free where head is null and room > 0
 ),
@@ -182,8 +182,8 @@ select id, token, task, queue, priority, payload, envelope, key, attempt, max_at
  order by priority desc, due_at, id;
 
 -- name: laned_tasks
--- The tasks of a queue that have ready or due jobs in lanes, each found by one step along the index. What is due is
--- looked at only at its head: `promote_lanes` brings the rest.
+-- The tasks of a queue that have ready or due jobs in lanes, each found by one step along the index. Of due jobs only
+-- the first are read: `promote_lanes` makes the rest ready.
 with recursive found (is_suspect, found_task) as (
     select is_suspect, ''
       from (select 0 as is_suspect union all select 1)
@@ -206,7 +206,7 @@ select task
          limit 1000);
 
 -- name: next_permit
--- In how many milliseconds the first of the lanes that only their rate holds up may go on.
+-- In how many milliseconds the first lane that only its rate holds up may continue.
 with recursive rated as materialized (
     select value as asked_task, coalesce(set_rate_count, rate_count) as rate, coalesce(set_rate_ms, rate_ms) as window_ms
       from json_each(:tasks)
@@ -238,7 +238,7 @@ select min(ends_at) - :now as permit_in_ms
  where permitted >= rate;
 
 -- name: hand_out
--- The places of an order, handed out in the order of the commits: whoever has the row of the lane hands out next.
+-- Assigns the places of an order in the order of commits: the holder of the lane's row assigns next.
 insert into duly_lane (name, task, last_seq, used_at)
 select lane, min(task), count(*), :now
   {jobs_by_id}
@@ -257,7 +257,7 @@ update duly_job
  where id = placed;
 
 -- name: declare_limits
--- What the code says of its tasks. What it says no more holds no more.
+-- Stores the limits in the code. Limits that were removed from the code are deleted.
 insert into duly_queue (kind, name, cap, rate_count, rate_ms)
 select 'task', value ->> 'task', value ->> 'cap', value ->> 'rate_count', value ->> 'rate_ms'
   from json_each(:limits)
@@ -269,7 +269,7 @@ select 'task', value ->> 'task', value ->> 'cap', value ->> 'rate_count', value 
     or duly_queue.rate_ms is not excluded.rate_ms;
 
 -- name: limit_task
--- What is set at run time goes before what the code says, until it is taken back. Said again, it is told once.
+-- A limit set at run time overrides the code until it is reset. A repetition writes one event.
 insert into duly_event (at, name, subject, by, why, data)
 select :now, 'task.limited', :name, :by, :why,
        json_object('cap', :cap, 'rate_count', :rate_count, 'rate_ms', :rate_ms, 'reset', :reset)

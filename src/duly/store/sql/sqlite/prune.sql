@@ -1,5 +1,5 @@
--- What has had its time is removed in bounded chunks, on SQLite and D1. Each section answers with one row per
--- thing it took, so that the caller knows whether to come back. Dead jobs are never pruned.
+-- Deletes expired rows in bounded chunks, on SQLite and D1. Each section returns one row for each deleted one, so that
+-- the caller knows whether to repeat it. Dead jobs are never pruned.
 
 -- name: prune_results
 update duly_done
@@ -12,7 +12,7 @@ update duly_done
 returning id;
 
 -- name: prune_done
--- Marked first: the clock goes on between statements, and what comes due meanwhile would leave its attempts behind.
+-- Marked first: the clock advances between statements, and a job that expires meanwhile would leave its attempts.
 update duly_done
    set prune_at = -1
  where id in (
@@ -73,8 +73,8 @@ delete from duly_worker
 returning id;
 
 -- name: prune_lanes
--- A lane that has rested is made anew by whoever needs it. Its order begins anew too, so it is kept while a dead job
--- may come back to its place.
+-- An idle lane is deleted; the next job creates it again. Its order starts over too, so it is kept while a dead job may
+-- return to its place.
 delete from duly_lane
  where name in (
        select name from duly_lane
@@ -91,7 +91,7 @@ delete from duly_lane
 returning name;
 
 -- name: prunable
--- What each of the sections above would take, counted and not taken. Counting stops early, and so does looking.
+-- Counts the rows that each section above would delete. Counting and reading stop early.
 with due as materialized (
     select finished_at + keep_ms <= :now as is_whole
       from duly_done

@@ -1,4 +1,4 @@
--- Queues, tasks and workers on SQLite and D1: what is paused, who is alive.
+-- Queues, tasks and workers on SQLite and D1: pauses, limits and registrations.
 
 -- name: pause
 insert into duly_event (at, name, subject, by, why)
@@ -24,7 +24,7 @@ update duly_queue
 returning name;
 
 -- name: resumed
--- Asked after a lost answer.
+-- After a lost answer.
 select name
   from duly_queue
  where kind = :kind and name = :name and paused_at is null;
@@ -36,9 +36,8 @@ select kind, name, paused_at, paused_by, paused_why, paused_until
  order by kind, name;
 
 -- name: hold
--- What is to be stopped is counted first. What is paused for good stays paused by whom it was. The token is kept
--- negated, as in a rescue, so that its worker, should it live, is told that it lost. With an expiry left, upkeep would
--- end what waits.
+-- Counts first. A pause without an end is not changed. The token is kept negated, as in a rescue, so that its worker,
+-- if alive, finds the lease lost. The expiry is removed, or upkeep would end the waiting jobs.
 insert into duly_event (at, name, by, why, data)
 select :now, 'database.held', :by, :why, json_object('jobs', jobs, 'queues', queues, 'schedules', schedules)
   from (select (select count(*) from duly_job where token is not null) as jobs,
@@ -67,7 +66,7 @@ update duly_schedule
  where paused_at is null;
 
 -- name: held
--- Asked after a lost answer.
+-- After a lost answer.
 select data
   from duly_event
  where name = 'database.held' and by = :by and why = :why
@@ -87,7 +86,7 @@ delete from duly_worker
  where id = :id;
 
 -- name: workers
--- What runs in a child of a worker runs in that worker.
+-- Jobs that run in a child process count for its worker.
 with running as materialized (
     select replace(worker, '/child', '') as holder, count(*) as count
       from duly_job
@@ -101,7 +100,7 @@ select id, host, pid, queues, tasks, beat_ms, started_at, seen_at, slots, coales
  order by started_at, id;
 
 -- name: limit_queue
--- What is null stays as it is, what is below 0 is taken away. A depth that was counted up to another limit says nothing.
+-- Null leaves a limit unchanged, a negative value removes it. A depth that was counted up to another limit is useless.
 with old as (
     select max_depth, ageing_ms, retry_share
       from (select 1)
@@ -145,7 +144,7 @@ select kind, name, max_depth, depth, depth_at, ageing_ms, retry_share, set_at, s
  order by name;
 
 -- name: depth
--- What waits in a queue, counted no further than asked, and ordered as its index is: see `queues`.
+-- Counts the waiting jobs of a queue up to a limit, in the order of the index: see `queues`.
 select count(*) as depth
   from (select 1 from (
         select 1 from duly_job
@@ -180,7 +179,7 @@ select count(*) as depth
          limit :enough);
 
 -- name: note_depth
--- One count a second is enough for a whole fleet, and one that stopped at another limit says nothing.
+-- One count a second is enough for all workers, and a count that stopped at another limit is useless.
 update duly_queue
    set depth = :depth, depth_at = :now
  where kind = 'queue' and name = :queue and max_depth = :max_depth

@@ -1,15 +1,15 @@
--- Schedules on SQLite and D1: what is due, what was fired, what was missed.
+-- Schedules on SQLite and D1: due times, firings and misses.
 --
--- Whoever fires reads what is due, decides, and writes the jobs, the record of the fires and the next due time as one.
--- Each write names the revision that was read, and every write of a schedule makes another one: of any number of
--- schedulers one gets through, and a decision taken on what is no longer so changes nothing.
+-- A scheduler reads due schedules, decides, and writes the jobs, the firings and the next due time as one. Each write
+-- names the revision that was read, and every write of a schedule makes a new revision: of any number of schedulers one
+-- succeeds, and a decision on old values changes nothing.
 
 -- name: next_fire
 select (select min(next_at) from duly_schedule where next_at is not null and paused_at is null) as next_at, :now as now;
 
 -- name: due_schedules
--- What is due, or the one that is named. With each comes the run of misses it ended in, if the last thing recorded of it
--- is one: further ones are added to it; and what was fired out of turn, by a person.
+-- Reads due schedules, or one by name. Each has its last run of misses, if that is its newest record, so that further
+-- misses extend it, and the times that a user triggered.
 select name, mode, spec, tz, interval_ms, anchor_at, catchup, grace_ms, overlap, jitter_ms, envelope, revision, next_at,
        overlap <> 'allow' and exists (
            select 1 from duly_job
@@ -43,7 +43,7 @@ select id
  order by id;
 
 -- name: fire_jobs
--- What has been fired is not fired again, whatever anybody decided. A run is due when it is fired, by the clock of now.
+-- A due time that was fired is not fired again. A run is due when it is fired, by the present clock.
 insert into duly_job (
     id, task, queue, priority, state, reason, payload, envelope, max_attempts, created_at, due_at, expires_at, lease_ms,
     keep_ms, result_ttl_ms, schedule, on_dead, lane, ordering_dead)
@@ -99,7 +99,8 @@ update duly_schedule
 returning name;
 
 -- name: fired
--- Asked after a lost answer: whose runs are recorded as ours; where there are none, who stands as we would leave him.
+-- After a lost answer: schedules whose runs are recorded as ours; without runs, those that are as this write leaves
+-- them.
 select run.value ->> 'name' as name
   from json_each(:jobs) as run
  cross join duly_fire on schedule = run.value ->> 'name' and due_at = run.value ->> 'due_at'
@@ -112,10 +113,9 @@ select fire.value ->> 'name'
    and next_at is fire.value ->> 'next_at' and (not fire.value ->> 'resume' or paused_at is null);
 
 -- name: define_schedules
--- One that is there is changed only as it was read. Its next due time stays, unless what says when has changed. What is
--- due stays due, and where the end of a run is awaited, it still is. A rate goes on from the due time it had, so that two
--- versions of the code that take turns do not put it off for ever. Runs that waited for their turn begin where they need
--- not any more.
+-- An existing schedule is changed only if it is as it was read. Its next due time changes only with its timing. A due
+-- schedule stays due, and one that waits for the end of a run still waits. A rate continues from its due time, so that
+-- two versions of the code in turns do not delay it for ever. Queued runs start if they need not wait any more.
 insert into duly_schedule (
     name, task, mode, spec, tz, interval_ms, anchor_at, catchup, grace_ms, overlap, jitter_ms, pause_after, terms,
     payload, envelope, in_code, revision, created_at, changed_at, next_at)
@@ -151,7 +151,7 @@ update duly_job
    and state = 'waiting' and reason = 'queued: an earlier run of its schedule has not ended';
 
 -- name: defined
--- Asked after a lost answer: which of them are there as we wanted them.
+-- After a lost answer: the schedules that are as this write leaves them.
 select duly_schedule.name
   from json_each(:schedules) as one
  cross join duly_schedule on name = one.value ->> 'name'
@@ -163,7 +163,7 @@ select duly_schedule.name
    and in_code = one.value ->> 'in_code';
 
 -- name: readopt_schedules
--- What was paused because no code had it goes on where it stopped: what it missed is caught up with.
+-- A schedule that was paused because no code had it continues where it stopped, and catches up on misses.
 update duly_schedule
    set paused_at = null, paused_by = null, paused_why = null, revision = revision + 1
  where name in (select value from json_each(:names)) and paused_why = :gone and paused_at is not null
@@ -190,7 +190,7 @@ update duly_schedule
 returning name;
 
 -- name: abandoned
--- Asked after a lost answer.
+-- After a lost answer.
 select name
   from duly_schedule
  where in_code and paused_why = :gone and paused_at >= :now - 60000;
@@ -220,7 +220,7 @@ delete from duly_schedule
 returning name;
 
 -- name: deleted_schedule
--- Asked after a lost answer.
+-- After a lost answer.
 select subject
   from duly_event
  where name = 'schedule.deleted' and subject = :name and at >= :now - 60000
@@ -259,8 +259,8 @@ select due_at
  order by due_at;
 
 -- name: unqueue
--- Lets runs begin that wait for nobody any more: who was about to end the one before them did not, or it was deleted by
--- hand. The same with schedules that wait for the end of a run.
+-- Starts runs that wait for a run that has ended: its ending was interrupted, or its row was deleted by hand. The same
+-- for schedules that wait for the end of a run.
 update duly_schedule
    set next_at = :now + interval_ms, revision = revision + 1
  where mode = 'delay' and next_at is null

@@ -1,8 +1,9 @@
--- Upkeep on SQLite and D1: what changes a job outside of its attempts. Workers rescue jobs whose lease expired, promote
--- what is due, park what no worker knows, wake it again, and expire what did not start in time. People cancel and retry.
+-- Upkeep on SQLite and D1: changes of a job outside of its attempts. Workers rescue jobs whose lease expired, promote
+-- due jobs, park those that no worker knows, wake them again, and expire those that did not start in time. Users cancel
+-- and retry.
 
 -- name: expired_leases
--- A lease that ends further ahead than two beats past a whole one was written before the clock stepped back.
+-- A lease that ends more than two heartbeats later than a full one was written before the clock stepped back.
 select id, token, lease_until, lease_ms, worker
   from duly_job
  where token is not null
@@ -11,10 +12,10 @@ select id, token, lease_until, lease_ms, worker
  limit :limit;
 
 -- name: rescue
--- Only rows still running, still that token, still the lease end that was seen, still expired. A crash counts only
--- while the job ran alone, so that no neighbour dies of it, and in the worker itself: the death of a child is seen by its
--- worker. The token is kept negated: asked again, the rescue knows its own, and the worker that comes back is told that
--- it lost.
+-- Only rows still running, still that token, still the lease end that was seen, still expired. A crash counts only if
+-- the job ran alone, so that other jobs are not blamed, and only in the worker itself: a worker notices if a child
+-- dies. The token is kept negated: a repetition recognizes its own rescue, and a worker that returns finds its lease
+-- lost.
 update duly_job
    set state = case when cancel_requested_at is not null then 'cancelled'
                     when crashes + crashed >= 3 or attempt >= max_attempts then 'dead'
@@ -43,7 +44,7 @@ select duly_job.id, attempt, :now, worker, 'crashed', error
     on conflict (job_id, attempt) do nothing;
 
 -- name: rescued
--- Asked after a lost answer: which of these leases are taken, and what their jobs came to.
+-- After a lost answer: which of these leases were rescued, and the states of their jobs.
 select duly_job.id, state
   from json_each(:seen)
  cross join duly_job on duly_job.id = value ->> 'id'
@@ -55,7 +56,7 @@ select duly_done.id, state
  where token = -(value ->> 'token');
 
 -- name: promote
--- Without `:retries`, those stay scheduled: in a queue where they have a budget, a claim takes them from there.
+-- Without `:retries`, retries stay scheduled: in a queue where they have a budget, the claim takes them from there.
 update duly_job
    set state = 'ready'
  where id in (
@@ -83,9 +84,9 @@ update duly_job
 returning id;
 
 -- name: park
--- Of the head of the queue, what no worker that serves it knows. The rest is not looked at, so that this costs the same
--- however long the queue is. Where nobody serves the queue, there is nobody to spare. Of lanes, the tasks are looked at
--- one after the other.
+-- Parks jobs at the head of the queue that none of its workers knows. The rest is not read, so the cost does not depend
+-- on the length of the queue. Without workers for the queue, nothing is parked. In lanes, the tasks are read one by
+-- one.
 with recursive known as materialized (
     select tasks
       from duly_worker
@@ -147,7 +148,7 @@ update duly_job
 returning id;
 
 -- name: wake
--- It keeps the due time it was parked with, and so its place.
+-- A job keeps the due time that it had when parked, and so its place.
 update duly_job
    set state = 'ready', reason = null, parked_version = null
  where id in (
@@ -161,7 +162,7 @@ update duly_job
 returning id;
 
 -- name: next_due
--- What is overdue is not waited for: who could have claimed it would have. It may have become due a moment ago, though.
+-- Overdue jobs are ignored: a worker that could claim them would have. But a job may have become due a moment ago.
 select min(due_at) - :now as due_in_ms
   from (select min(due_at) as due_at
           from duly_job
@@ -186,7 +187,7 @@ update duly_job
 returning id;
 
 -- name: cancel
--- A job that runs is only asked, so that no effect is forgotten.
+-- A running job is only asked to stop, so that no effect is forgotten.
 insert into duly_event (at, name, job_id, subject, by, why)
 select :now, 'job.cancel_requested', duly_job.id, task, :by, :why
   {jobs_by_id}
@@ -200,7 +201,7 @@ update duly_job
 returning id, state;
 
 -- name: cancelled
--- Asked after a lost answer.
+-- After a lost answer.
 select id, state
   from duly_done
  where id in (select value from json_each(:ids)) and state = 'cancelled';
@@ -216,7 +217,7 @@ update duly_job
 returning id, state;
 
 -- name: retried
--- Asked after a lost answer: the log says what was made due, which may have run since.
+-- After a lost answer: the audit log has the jobs that were made due, which may have run since.
 select distinct job_id as id, 'ready' as state
   from duly_event
  where name = 'job.retried' and job_id in (select value from json_each(:ids)) and by is :by and why is :why;
