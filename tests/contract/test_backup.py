@@ -126,7 +126,7 @@ def test_a_backup_replaces_a_file_only_with_force(driver: SQLiteDriver, tmp_path
     target = tmp_path / "backup.db"
     backup(driver.path, target)
     (second,) = enqueue(driver)
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         backup(driver.path, target)
     assert jobs_of(target) == {first}
     backup(driver.path, target, replace=True)
@@ -175,7 +175,7 @@ def test_an_interrupted_backup_leaves_no_file(driver: SQLiteDriver, tmp_path: Pa
 
 def test_a_file_created_at_the_target_during_a_backup_is_kept(driver: SQLiteDriver, tmp_path: Path) -> None:
     target = tmp_path / "backup.db"
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         backup(driver.path, target, progress=lambda *_: target.write_text("something dear"))
     assert target.read_text() == "something dear"
     assert leftovers(tmp_path) == []
@@ -192,7 +192,7 @@ def test_a_backup_works_without_hard_links(
     target = tmp_path / "backup.db"
     backup(driver.path, target)
     assert jobs_of(target) == {job_id}
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         backup(driver.path, tmp_path / "2.db", progress=lambda *_: (tmp_path / "2.db").touch())
     assert (tmp_path / "2.db").read_bytes() == b""
 

@@ -367,9 +367,9 @@ UNPRIVILEGED = [] if os.geteuid() else ["setpriv", "--bounding-set=-all", "--inh
             ".",
             0o555,
             1,
-            r"the folder of \S+/jobs\.db cannot be written|readonly database\): look at the file, its folder",
+            r"the folder of \S+/jobs\.db cannot be written|readonly database\): check the file, its folder",
         ),
-        (".", 0o000, 2, r"/jobs\.db cannot be looked at \(Permission denied\): look at the rights and the owner"),
+        (".", 0o000, 2, r"/jobs\.db cannot be read \(Permission denied\): check the rights and the owner"),
     ],
 )
 def test_a_file_that_may_not_be_written_is_told_and_not_waited_for(here, tmp_path, words, place, rights, code, said):

@@ -1,7 +1,7 @@
-"""What duly asks of a database about batches, one function per question, as `ops` does about jobs.
+"""Operations on batches.
 
-A batch is a label with counters. `open` is raised by whoever adds jobs and lowered by every ending, so that the last
-ending knows that it is the last; nothing is derived from rows that two endings could each see as not the last.
+A batch is a label with counters. Adding jobs raises `open`, every ending lowers it. So the last ending knows that it is
+the last. Counting rows instead would fail: two endings at once could each see a row of the other.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from duly.model import BatchRecord, Enqueued, NewJob, Terms
 from duly.store import ops
 from duly.store.op import Held, Op, Row, Rows, columns, ending, json_text, record, uuid_text
 
-# Of `filling`: to a batch without a key anybody adds at any time.
+# The value of `filling` for a batch without a key: any caller adds jobs at any time.
 ANYWHERE = -1
 
 
 class Opened(Struct, frozen=True):
-    """A batch as it was made, or as it was found under its key, filled so far."""
+    """A batch that was made, or found under its key; `filled` is how many jobs were added."""
 
     id: str
     name: str
@@ -29,9 +29,9 @@ class Opened(Struct, frozen=True):
 
 
 class Added(Struct, frozen=True):
-    """What came of adding jobs to a batch: how far it was filled before, and what was added, unless it takes no more.
+    """The result of adding jobs to a batch: how many it had before, and the jobs added unless it is sealed.
 
-    `filled` is None where no batch has this id. `lost`: the handler that adds has lost its lease.
+    `filled` is None if no batch has this id. `lost`: the handler that adds jobs has lost its lease.
     """
 
     filled: int | None
@@ -41,7 +41,7 @@ class Added(Struct, frozen=True):
 
 
 class Callbacks(Struct, frozen=True):
-    """The jobs that a batch adds when it is complete, when it is a success, and at its first death, as JSON."""
+    """The jobs that a batch adds when it completes, when it succeeds, and at its first dead job, as JSON."""
 
     on_complete: str | None = None
     on_success: str | None = None
@@ -57,7 +57,7 @@ def open_batch(
     callbacks: Callbacks | None = None,
     now: int | None = None,
 ) -> Op[Opened | None]:
-    """Make a batch, or find the one that is there under its key. None: that was pruned at this very moment."""
+    """Make a batch, or find the one that has its key. None: that one was pruned at this moment."""
     due = callbacks or Callbacks()
     params = {
         "id": batch_id,
@@ -82,15 +82,15 @@ def add(
 ) -> Op[Added]:
     """Add jobs to the batch that `terms` name, and count them.
 
-    Into a batch with a key they go in order: `filling` is how many it was given before. Of a batch that is further by
-    now, that part is there already.
+    A batch with a key is filled in order: `filling` is how many jobs it had before. If it has more now, these jobs were
+    added before.
     """
     op = ops.enqueue(terms, jobs, now=now)
     keyed = "reserve_keys" in op.sections
     before = ("reserve_keys",) if keyed else ()
     insert = "enqueue_keyed" if keyed else "enqueue"
     after = (*(("drop_keys",) if keyed else ()), *ops.in_order(terms), *(("key_holders",) if keyed else ()))
-    # Keys before the batch, as in every ending: two that lock in different orders wait for each other for ever.
+    # Lock keys before the batch, as every ending does: different orders deadlock.
     first = (*before, "lock_batch", "count_added", insert, *after)
     again = ("lock_jobs", *before, "lock_batch", "count_added", f"{insert}_again", "undo_finished", *after)
     if filling != ANYWHERE:
@@ -104,7 +104,7 @@ def add(
         return Added(filled, bool(sealed), op.read([row for row in rows if row not in states]))
 
     params = {**op.params, "filling": filling}
-    if not keyed and "count_added" in first:  # which looks at keys
+    if not keyed and "count_added" in first:  # which reads the keys of jobs
         params["jobs"] = json_text([{"id": job.id} for job in jobs])
     repeated: Op[Added] = Op("enqueue", again, params, read, wakes=True)
     adding = replace(repeated, sections=first, once=op.once and filling == ANYWHERE, repeat=repeated)
@@ -112,21 +112,21 @@ def add(
 
 
 def added_before(terms: Terms, jobs: Sequence[NewJob]) -> Op[list[Enqueued]]:
-    """Say what came of jobs with keys whose places in a batch were filled before."""
+    """Read the answers for jobs with keys whose places in a batch were filled before."""
     op = ops.enqueue(terms, jobs)
     params = {name: op.params[name] for name in ("task", "jobs")}
     return Op("enqueue", ("added_before",), params, op.read, writes=False)
 
 
 def seal(batch_id: str, *, now: int | None = None) -> Op[bool]:
-    """Say that nothing more is added; one whose jobs have all ended is complete with that. False: no such batch."""
+    """Close a batch to further jobs; it completes if all its jobs have ended. False: no such batch."""
     own = uuid_text(batch_id)
     params = {**ending([], batches=[own]), "batch_id": own, "now": now}
     return Op("seal_batch", ("seal_batch", "ended_callbacks", "sealed"), params, bool, wakes=True)
 
 
 def cancel(batch_id: str, *, by: str | None, why: str | None, now: int | None = None) -> Op[bool]:
-    """Say that nothing more is added and that it is no success; its jobs are another matter. False: no such batch."""
+    """Close a batch to further jobs and mark it cancelled; its jobs are not changed. False: no such batch."""
     own = uuid_text(batch_id)
     params = {**ending([], by, why, batches=[own]), "batch_id": own, "now": now}
     return Op("cancel_batch", ("cancel_batch", "ended_callbacks", "sealed"), params, bool, wakes=True)
@@ -143,7 +143,7 @@ def listing(
 ) -> Op[list[BatchRecord]]:
     """List batches, newest first; for the next page give the last id of this one as `before`.
 
-    `active` are those of which something is still to come.
+    `active`: only batches that are not complete.
     """
     first, last = ops.id_range(prefix, before)
     params = {"first": first, "last": last, "name": name, "key": key, "active": active, "limit": limit}
@@ -151,7 +151,7 @@ def listing(
 
 
 def get(batch_id: str) -> Op[BatchRecord | None]:
-    """Read one batch and how far it is."""
+    """Read one batch and its progress."""
     one = uuid_text(batch_id)
     params = {**listing(limit=1).params, "first": one, "last": one}
     return Op("batches", ("batches",), params, lambda rows: _record(rows[0]) if rows else None, writes=False)
@@ -174,6 +174,6 @@ def _record(row: Row) -> BatchRecord:
 
 
 def rest(batch_id: str, limit: int = 1000) -> Op[list[str]]:
-    """List jobs of a batch that have not ended and were not asked to."""
+    """List jobs of a batch that have not ended and were not asked to cancel."""
     params = {"batch_id": uuid_text(batch_id), "limit": limit}
     return Op("batch_rest", ("batch_rest",), params, lambda rows: [row[0] for row in rows], writes=False)

@@ -1,9 +1,9 @@
 """Operations on a connection that belongs to the caller, inside the caller's own transaction.
 
-What runs here commits and rolls back with the caller. Only where the connection is in autocommit mode with no
-transaction open, and so has none to join, is an operation a transaction of its own: it is never half-written.
+The operation commits and rolls back with the caller. On a connection in autocommit mode without an open transaction,
+the operation is a transaction of its own, so it is never half-written.
 
-The kinds of connection are told apart by where their classes come from; none of their libraries is imported.
+The library of a connection is recognized by the module of its class; none of the libraries is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from duly.store.op import Op
 from duly.store.statements import Dialect, Statement, Style, spell
 
 T = TypeVar("T")
-# Below SQLite 3.51.3 an automatic checkpoint that races a commit can corrupt the file: see store/sqlite.py.
+# Below SQLite 3.51.3 an automatic checkpoint that races a commit can corrupt the file: see store/sqlite/connection.py.
 NO_CHECKPOINTS = "pragma wal_autocheckpoint = 0"
 KINDS = (
     "sqlite3, aiosqlite, psycopg (sync and async), asyncpg, "
@@ -27,7 +27,7 @@ KINDS = (
 
 
 class Borrowed(NamedTuple):
-    """A caller's connection in one shape."""
+    """A caller's connection behind one interface."""
 
     dialect: Dialect
     style: Style
@@ -44,7 +44,7 @@ def run(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         )
     borrowed = borrow(conn)
     rows: list[Any] = []
-    assert "ends_written" not in op.sections, "on this connection somebody else may have written last"
+    assert "ends_written" not in op.sections, "a caller's connection may have run another statement since"
     with _explained(), borrowed.whole() if op.writes else nullcontext():
         for section in op.sections:
             for statement in spell(borrowed.dialect, section, borrowed.style, schema):
@@ -64,7 +64,7 @@ async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
         conn = await conn.connection()
     borrowed = borrow(conn)
     rows: list[Any] = []
-    assert "ends_written" not in op.sections, "on this connection somebody else may have written last"
+    assert "ends_written" not in op.sections, "a caller's connection may have run another statement since"
     with _explained():
         async with borrowed.whole() if op.writes else nullcontext():
             for section in op.sections:
@@ -79,12 +79,12 @@ async def arun(conn: Any, op: Op[T], *, schema: str = "duly") -> T:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Let errors of the caller's own library pass, with what is to be done where the tables are missing."""
+    """Let errors of the caller's library pass. If tables are missing, add a note with the remedy."""
     try:
         yield
     except Exception as error:
-        said = str(error)
-        if "duly_" in said and ("no such table" in said or "does not exist" in said):
+        text = str(error)
+        if "duly_" in text and ("no such table" in text or "does not exist" in text):
             error.add_note(
                 "duly's tables are not in this connection's database: run `duly migrate` or app.migrate() first"
             )
@@ -92,20 +92,20 @@ def _explained() -> Iterator[None]:
 
 
 def _hint(op: Op[Any], borrowed: Borrowed, schema: str) -> tuple[Statement, ...]:
-    """Give what wakes workers when the caller commits; the driver's own way of telling them does not see that."""
+    """Return the statements that wake workers when the caller commits, which the driver does not notice."""
     return spell(borrowed.dialect, "notify", borrowed.style, schema) if op.wakes else ()
 
 
 def free(conn: Any) -> None:
-    """Roll back a SQLite transaction that was left open: until it is collected nobody else could write."""
+    """Roll back a SQLite transaction that was left open: until it is garbage collected, it would block all writers."""
     if _library(conn) == "sqlite3":
-        with suppress(Exception):  # it is closed, or of another thread
+        with suppress(Exception):  # it is closed, or belongs to another thread
             if conn.in_transaction:
                 conn.rollback()
 
 
 def is_async(conn: Any) -> bool:
-    """Tell whether statements on this connection are awaited."""
+    """Return whether statements on this connection are awaited."""
     library = _library(conn)
     return library in ("aiosqlite", "asyncpg") or (
         library in ("psycopg", "sqlalchemy") and any(name.startswith("async") for name in _names(conn, library))
@@ -113,7 +113,7 @@ def is_async(conn: Any) -> bool:
 
 
 def borrow(conn: Any) -> Borrowed:
-    """Put a caller's connection into the one shape that operations run on."""
+    """Adapt a caller's connection to the interface on which operations run."""
     adapt = _ADAPTERS.get(_library(conn))
     if adapt is None or (adapt in (_sqlite3, _psycopg) and not hasattr(conn, "commit")):  # a cursor, say
         raise ConfigError(f"`conn=` is {_kind(conn)}, which duly does not know. It takes {KINDS}")
@@ -129,7 +129,7 @@ def _library(conn: Any) -> str:
 
 
 def _names(conn: Any, library: str) -> list[str]:
-    """Give the library's own classes that this connection is of; the caller may have derived one from them."""
+    """Return the names of the library's classes among the bases: the caller may have derived a class from them."""
     kinds = type(conn).__mro__
     return [kind.__name__.lower() for kind in kinds if kind.__module__.partition(".")[0] == library]
 
@@ -143,17 +143,17 @@ def _kind(conn: Any) -> str:
 
 
 class Brackets(NamedTuple):
-    """What is run around a list on SQLite, so that a caller who goes on after a failure keeps nothing half-written."""
+    """The statements around a list on SQLite: if it fails and the caller continues, nothing is half-written."""
 
     begin: tuple[str, ...]
     end: tuple[str, ...]
     undo: tuple[str, ...]
 
 
-def _brackets(in_transaction: bool, commits_by_itself: bool) -> Brackets:
-    if not in_transaction and commits_by_itself:
+def _brackets(in_transaction: bool, autocommits: bool) -> Brackets:
+    if not in_transaction and autocommits:
         return Brackets((NO_CHECKPOINTS, "begin immediate"), ("commit",), ("rollback",))
-    # sqlite3 opens a transaction by itself only before some statements, and only a deferred one.
+    # sqlite3 begins a transaction only before some statements, and only a deferred one.
     begin = () if in_transaction else ("begin immediate",)
     return Brackets((NO_CHECKPOINTS, *begin, "savepoint duly"), ("release duly",), ("rollback to duly", "release duly"))
 
@@ -186,18 +186,18 @@ async def _abetween(brackets: Brackets, execute: Callable[[str], Any]) -> AsyncI
         await execute(sql)
 
 
-def _commits_by_itself(conn: Any) -> bool:
+def _autocommits(conn: Any) -> bool:
     return conn.isolation_level is None or getattr(conn, "autocommit", None) is True
 
 
 def _sqlite3(conn: Any) -> Borrowed:
     def execute(statement: Statement, params: Mapping[str, Any]) -> Any:
         cursor = conn.cursor()
-        cursor.row_factory = None  # tuples, whatever rows the caller's connection is set to make
+        cursor.row_factory = None  # tuples, whatever row factory the caller's connection has
         return cursor.execute(statement.sql, params).fetchall()
 
     def whole() -> Any:
-        return _between(_brackets(conn.in_transaction, _commits_by_itself(conn)), conn.execute)
+        return _between(_brackets(conn.in_transaction, _autocommits(conn)), conn.execute)
 
     return Borrowed("sqlite", "named", execute, whole)
 
@@ -210,7 +210,7 @@ def _aiosqlite(conn: Any) -> Borrowed:
             return await cursor.fetchall()
 
     def whole() -> Any:
-        return _abetween(_brackets(conn.in_transaction, _commits_by_itself(conn)), conn.execute)
+        return _abetween(_brackets(conn.in_transaction, _autocommits(conn)), conn.execute)
 
     return Borrowed("sqlite", "named", execute, whole, waits=True)
 
@@ -225,7 +225,7 @@ def _psycopg(conn: Any) -> Borrowed:
         return await cursor.fetchall() if cursor.description else []
 
     if conn.pgconn.pipeline_status:
-        raise ConfigError("`conn=` is in pipeline mode, where answers come later: leave the pipeline first")
+        raise ConfigError("`conn=` is in pipeline mode, where answers arrive later: leave the pipeline first")
     idle = conn.info.transaction_status == 0
     whole = conn.transaction if conn.autocommit and idle else nullcontext
     if is_async(conn):
@@ -234,7 +234,7 @@ def _psycopg(conn: Any) -> Borrowed:
 
 
 def _tuples(cursor: Any) -> Callable[[Any], Any]:
-    """Give rows as tuples, whatever rows the caller's connection is set to make."""
+    """Make rows tuples, whatever row factory the caller's connection has."""
     return tuple
 
 
@@ -279,7 +279,7 @@ def _refuse_autocommit(conn: Any) -> None:
     plain = getattr(conn, "sync_connection", conn)
     if getattr(plain, "_is_autocommit_isolation", bool)():
         raise ConfigError(
-            "`conn=` has the isolation level AUTOCOMMIT, so there is no transaction to be part of: "
+            "`conn=` has the isolation level AUTOCOMMIT, so there is no transaction to join: "
             "leave `conn=` out, or give a connection without it"
         )
 

@@ -1,11 +1,11 @@
-"""What every store does the same way: ask, and ask again after a lost answer.
+"""The base of all drivers: runs operations, and repeats one whose answer was lost.
 
-A driver runs an `Op` and commits it as one. Whatever the database or its client raises becomes one of duly's
-errors in the driver's `translate`, and nowhere else. An answer that was lost is asked for again here, because
-every operation may be repeated without harm, by its `again` where that differs.
+A driver runs an `Op` and commits it as one. Errors of the database and its client become errors of duly in the
+driver's `translate`, and nowhere else. After a lost answer the operation is sent again, because each can be repeated
+without harm; if the repetition differs, `again` has it.
 
-A worker with nothing to do watches: it is called when jobs may have become ready, at once by what this driver runs,
-and soon by what other processes do. That is a hint, polling is the truth.
+An idle worker watches. It is called when jobs may have become ready: at once after operations of this driver, and soon
+after commits of other processes. The call is only a hint, so workers also poll.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from duly.store.uninterrupted import shield
 T = TypeVar("T")
 log = logging.getLogger("duly.store")
 
-# How long to wait before a lost answer is asked for again, in seconds; after the last the caller decides.
+# The pauses before each repetition after a lost answer, in seconds. After the last, the error is raised.
 PAUSES = (0.02, 0.1, 0.4)
 
 
 class Point(NamedTuple):
-    """A place between two statements: where tests crash, break and watch."""
+    """A place between two statements, where tests crash, fail and watch."""
 
     moment: str  # "before" or "after"
     op: str
@@ -45,7 +45,7 @@ Hook: TypeAlias = Callable[[Point], None]
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a worker says of its database in its first lines."""
+    """The facts about its database that a worker logs when it starts."""
 
     store: str
     where: str
@@ -56,7 +56,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at, and what to do where it is not well."""
+    """The result of one check, and what to do about it."""
 
     name: str
     level: Literal["ok", "warning", "error"]
@@ -65,10 +65,10 @@ class Finding:
 
 
 class Watch:
-    """Calls back when jobs may have become ready. This one hears only what its own driver runs.
+    """Calls back when jobs may have become ready. This class notices only operations of its own driver.
 
-    Armed, a watch hears of other processes too. A worker arms it, claims once more, and sleeps until it is called or
-    has to poll. Called, it claims and arms it again. Neither arming an armed one nor a disarmed one costs anything.
+    While armed, a watch notices other processes too. A worker arms it, claims once more, and sleeps until it is called
+    or polls. After a call it claims, and arms the watch again. Arming twice or disarming twice costs nothing.
     """
 
     def __init__(self, driver: Driver, on_change: Callable[[], None]) -> None:
@@ -77,38 +77,38 @@ class Watch:
         self._closed = False
 
     def arm(self, *, fruitful: bool = False) -> None:
-        """From the return on, have changes by other processes call back. `fruitful`: the last call led to work."""
+        """Call back for changes by other processes from now on. `fruitful`: the last call led to work."""
 
     def rearm(self, *, fruitful: bool = False) -> bool:
-        """Arm at once after a call; says whether nothing can have come since that. If not, arm and claim once more."""
+        """Arm after a call. Return whether no change can have been missed since; if not, arm and claim once more."""
         return True
 
     def disarm(self) -> None:
-        """Hear no more of other processes."""
+        """Stop calling back for other processes."""
 
     def close(self) -> None:
-        """Call back no more, and let go of everything."""
+        """Stop calling back, and release all resources."""
         self._closed = True
         self._driver._forget(self)
         self.rest()
 
     def rest(self) -> bool:
-        """Let go of everything until the next arming; tells whether it was armed."""
+        """Release all resources until the next arming. Return whether the watch was armed."""
         return False
 
     def abandon(self) -> None:
-        """Forget everything without closing it, in a forked child."""
+        """Drop all resources without closing them, in a forked child."""
 
     def tell(self) -> None:
         """Call back, from any thread."""
         try:
             self._on_change()
-        except Exception:  # a loop that has gone, say: what woke the watch must not fail for it
+        except Exception:  # an event loop that was closed, say: the operation that called must not fail for it
             log.debug("watch.callback_failed", exc_info=True)
 
 
 class Pace:
-    """Keeps calls apart, the further the longer they keep coming: who has nothing to do must not burn."""
+    """Limits how often calls are made: the gap grows while they keep coming, so that an idle worker stays idle."""
 
     LEAST, MOST, QUIET = 0.001, 0.02, 0.01
 
@@ -117,13 +117,13 @@ class Pace:
         self._last = 0.0
 
     def pause(self) -> float:
-        """Say how long to wait before the next call, in seconds."""
+        """Return how long to wait before the next call, in seconds."""
         since = time.monotonic() - self._last
         self._gap = min(self._gap * 1.5, self.MOST) if since < self.QUIET else self.LEAST
         return max(0.0, self._gap - since)
 
     def fruitful(self) -> None:
-        """Note that the last call was worth it: the next one may come soon."""
+        """Note that the last call led to work: the next one may come soon."""
         self._gap = self.LEAST
         self._last = 0.0
 
@@ -135,11 +135,11 @@ class Pace:
 class Driver(ABC):
     """Runs operations on one database, sync and async."""
 
-    one_writer = False  # operations wait for each other, and what waits together is committed together
+    one_writer = False  # whether writes wait for each other and then share a commit
 
     def __init__(self, *, hook: Hook | None = None, pauses: tuple[float, ...] = PAUSES) -> None:
         self.hook = hook
-        # How often the database could not be reached or used: what others failed to do meanwhile proves nothing.
+        # How often the database could not be used. Other workers may have missed their heartbeats for the same reason.
         self.failures = 0
         self._pauses = pauses
         self._watches: tuple[Watch, ...] = ()
@@ -187,18 +187,18 @@ class Driver(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
 
     def about(self) -> About:
-        """Say which database this is, how it is set, and that it can be used."""
+        """Connect, and return which database this is and how it is set."""
         raise NotImplementedError
 
     def examine(self, *, deep: bool = False) -> list[Finding]:
-        """Look at all that may be wrong with this database; `deep` reads all of it where that is a way to know."""
+        """Check this database for everything `duly doctor` reports; `deep` reads all of it, if that can find more."""
         raise NotImplementedError
 
     def watch(self, on_change: Callable[[], None]) -> Watch:
-        """Have `on_change` called, from any thread, whenever jobs may have become ready."""
+        """Return a watch that calls `on_change`, from any thread, whenever jobs may have become ready."""
         watch = self._watch(on_change)
         with self._one_watch:
             self._watches = (*self._watches, watch)
@@ -210,7 +210,7 @@ class Driver(ABC):
             watch.tell()
 
     def mind_wal(self) -> None:  # noqa: B027 (most stores have none)
-        """Keep a write-ahead log short after a commit that was not ours."""
+        """Keep a write-ahead log short after a commit on a caller's connection."""
 
     def _watch(self, on_change: Callable[[], None]) -> Watch:
         return Watch(self, on_change)
@@ -257,17 +257,17 @@ class Driver(ABC):
 
 
 def _unknown(again: Op[Any], lost: AnswerLost | None) -> AnswerLost:
-    """Say that it may have been written, also where the repetition wrote nothing for sure."""
+    """Return the lost answer, even if the repetition certainly wrote nothing: the first try may have."""
     assert lost is not None
     lost.again = again
     return lost
 
 
 def repeated(op: Op[T], lost: AnswerLost) -> Op[T]:
-    """Say how `op` is asked again after its answer was lost."""
+    """Return the operation to send after the answer to `op` was lost."""
     if op.once:
         raise EnqueueUnknown(
-            f"{op.name}: the answer was lost, and a job with keep=0 and no key leaves no trace to look for; "
-            "it may or may not have been enqueued. Give such jobs a key to make this safe"
+            f"{op.name}: the answer was lost, so the job may or may not have been enqueued. A job with keep=0 and no "
+            "key leaves no trace to look for. Give such jobs a key to make this safe"
         ) from lost
     return op.again or op

@@ -1,8 +1,8 @@
 """Concurrent writes of one process share one commit.
 
-Whoever finds nobody at work leads: it runs what has gathered together with its own, answers everybody and hands on.
-So a lone caller does its work itself, at once and in its own thread, and while one commit is on its way the next
-batch gathers. Nobody serves others for longer than one batch, and coroutines have a thread lead for them.
+A caller that finds no commit in flight becomes the leader. It commits its own operation together with those that
+wait, answers their callers and hands on. So a lone caller commits at once in its own thread, and the next batch
+gathers during each commit. A leader commits only one batch. For coroutines, a thread of the driver leads.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ MOST_CHARS = 4_000_000
 
 
 class Word(Enum):
-    """What one who waits is told instead of an answer."""
+    """The outcome of an operation that was not committed with the batch."""
 
-    LEAD = "lead"  # it is your turn
-    ALONE = "alone"  # the batch failed and nothing was written: run it by yourself
+    LEAD = "lead"  # the caller is the next leader
+    ALONE = "alone"  # the batch failed and nothing was written: the caller runs it alone
 
 
 Outcome: TypeAlias = Rows | BaseException | Word
 
 
 class Answer:
-    """What a thread waits for. One lock, where a future of Python's has two and a line of those who wait."""
+    """The future of a thread. It has one lock; a future of Python has two, and a queue of waiters."""
 
     __slots__ = ("_lock", "_outcome")
 
@@ -45,7 +45,7 @@ class Answer:
         self._outcome: Outcome = ()
 
     def result(self) -> Outcome:
-        """Wait for the answer and give it."""
+        """Wait for the answer and return it."""
         with self._lock:
             return self._outcome
 
@@ -55,17 +55,17 @@ class Answer:
         self._lock.release()
 
     def done(self) -> bool:
-        """Say whether it was answered."""
+        """Return whether the answer is set."""
         return not self._lock.locked()
 
     def cancelled(self) -> bool:
-        """Say that a thread goes on waiting; one that is interrupted takes its operation back."""
+        """Return False: a thread waits until it is answered. An interrupted thread removes its operation itself."""
         return False
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """An operation that somebody waits for."""
+    """An operation whose caller waits."""
 
     op: Op[Any]
     # A coroutine waits on its loop, a thread by itself.
@@ -74,7 +74,7 @@ class Waiting:
 
 
 class Gathering:
-    """Operations that gather behind the one that is being committed."""
+    """Operations that wait while a commit is in flight."""
 
     def __init__(
         self,
@@ -84,19 +84,19 @@ class Gathering:
         start: Callable[[Callable[[], None]], object],
     ) -> None:
         self._commit = commit
-        self._lost = lost  # what those are told whose leader was interrupted
-        self._start = start  # has a thread of the driver's run a function
+        self._lost = lost  # makes the error of callers whose leader was interrupted
+        self._start = start  # runs a function in a thread of the driver
         self._lock = threading.Lock()
         self._waiting: deque[Waiting] = deque()
         self._led = False
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody waits behind what is being committed."""
+        """Whether operations wait for the commit in flight."""
         return bool(self._waiting)
 
     def run(self, op: Op[Any]) -> Outcome:
-        """Have `op` committed, with others perhaps; the answer is never LEAD."""
+        """Commit `op`, alone or with others. The outcome is never LEAD."""
         with self._lock:
             future = Answer() if self._led else None
             self._led = True
@@ -112,7 +112,7 @@ class Gathering:
         return self._lead(op) if outcome is Word.LEAD else outcome
 
     async def arun(self, op: Op[Any]) -> Outcome:
-        """Have `op` committed like `run`. Who is cancelled before its batch began is left out."""
+        """Commit `op` like `run`. If the caller is cancelled before its batch begins, `op` is left out."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Outcome] = loop.create_future()
         with self._lock:
@@ -131,14 +131,14 @@ class Gathering:
             self._hand_on()
 
     def _serve_all(self) -> None:
-        """Lead for coroutines, until nobody waits any more."""
+        """Lead for coroutines until no operation waits."""
         while True:
             with self._lock:
                 batch = self._take(0, 0)
                 if not batch:
                     self._led = False
                     return
-            with suppress(BaseException):  # they have been told; whoever comes next must find somebody who leads
+            with suppress(BaseException):  # their callers got the error; the next ones need a leader
                 self._serve(None, batch)
 
     def _serve(self, own: Op[Any] | None, others: list[Waiting]) -> Outcome:
@@ -147,14 +147,14 @@ class Gathering:
         mine = [] if own is None else [own]
         try:
             outcomes = self._commit([*mine, *(waiting.op for waiting in others)])
-        except BaseException as error:  # nobody may wait for ever
+        except BaseException as error:  # no caller may wait for ever
             answer(others, [self._lost(waiting.op, error) for waiting in others])
             raise
         answer(others, outcomes[len(mine) :])
         return outcomes[0]
 
     def _take(self, count: int, size: int) -> list[Waiting]:
-        """Take what fits into one batch beside what is in it already."""
+        """Take the operations that still fit into a batch."""
         taken: list[Waiting] = []
         while self._waiting and count < MOST_OPS:
             waiting = self._waiting[0]
@@ -169,7 +169,7 @@ class Gathering:
         return taken
 
     def _hand_on(self) -> None:
-        """Let the first thread that waits lead, or one of the driver's where only coroutines do."""
+        """Make the first waiting thread the leader, or a thread of the driver if only coroutines wait."""
         with self._lock:
             for waiting in self._waiting:
                 if waiting.loop is None:
@@ -178,7 +178,7 @@ class Gathering:
                     return
             self._led = False
             if self._waiting:
-                with suppress(RuntimeError):  # no thread to be had: the next who comes leads
+                with suppress(RuntimeError):  # no thread can be started: the next caller leads
                     self._start(self._serve_all)
                     self._led = True
 
@@ -194,7 +194,7 @@ class Gathering:
 
 
 def joined(batch: Sequence[Op[Any]]) -> tuple[list[tuple[int, Op[Any]]], list[Op[Any]]]:
-    """Join plain enqueues on the same terms into one, which has no rows; gives the others too, each with its place."""
+    """Join plain enqueues with equal terms into one each, which has no rows. Return the others with their places."""
     others: list[tuple[int, Op[Any]]] = []
     alike: dict[tuple[Terms, int | None], list[Op[Any]]] = {}
     for place, op in enumerate(batch):
@@ -211,13 +211,13 @@ def _join(ops: Sequence[Op[Any]]) -> Op[Any]:
     first, payloads = ops[0], ",".join(filter(None, map(listed, ops)))
     again = first.again
     assert again is not None
-    # As if they were asked again, where one of a single job has the terms of a list. The moment may be set by a test.
+    # `again` has the parameters of a list, also for a single job. A test may set the time.
     params = {**again.params, "now": first.params["now"], "payloads": f"{{{payloads}}}"}
-    return replace(first, sections=("enqueue",), params=params, repeat=None)  # of which each asks again by itself
+    return replace(first, sections=("enqueue",), params=params, repeat=None)  # each caller repeats its own
 
 
 def _size(op: Op[Any]) -> int:
-    """Say how long the text of an enqueue is, more or less."""
+    """Return roughly how long the text of an enqueue is."""
     params = op.params
     if "payload" in params:
         return len(params["payload"]) + len(params["envelope"] or "")
@@ -225,7 +225,7 @@ def _size(op: Op[Any]) -> int:
 
 
 def rows_of(outcome: Outcome) -> Rows:
-    """Give the rows of an operation, or raise what became of it instead."""
+    """Return the rows of an operation, or raise its error."""
     if isinstance(outcome, BaseException):
         raise outcome
     assert not isinstance(outcome, Word)
@@ -233,7 +233,7 @@ def rows_of(outcome: Outcome) -> Rows:
 
 
 def answer(waiting: Sequence[Waiting], outcomes: Sequence[Outcome]) -> None:
-    """Answer threads one by one, and the coroutines of a loop all at once: each call wakes it."""
+    """Answer threads one by one, and all coroutines of a loop in one call: each call wakes the loop."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[Any, Outcome]]] = {}
     for one, outcome in zip(waiting, outcomes, strict=True):
         if one.loop is None:
@@ -241,7 +241,7 @@ def answer(waiting: Sequence[Waiting], outcomes: Sequence[Outcome]) -> None:
         else:
             loops.setdefault(one.loop, []).append((one.future, outcome))
     for loop, answers in loops.items():
-        with suppress(RuntimeError):  # the loop has gone, and those who waited with it
+        with suppress(RuntimeError):  # the loop was closed, and its coroutines with it
             loop.call_soon_threadsafe(_tell, answers)
 
 

@@ -1,6 +1,6 @@
-"""What is well with a database and what is not: each function here judges one fact that a driver has read.
+"""The judge of `duly doctor`: each function judges one fact that a driver has read from a database.
 
-Nothing here asks a database, so that every verdict can be tried without breaking one.
+Nothing here reads a database, so tests can check every verdict without breaking one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHOWN = 3
 
 
 def ok(name: str, text: str) -> Finding:
-    """Say that something is well."""
+    """Return a finding without a problem."""
     return Finding(name, "ok", text)
 
 
@@ -91,7 +91,7 @@ def schema(number: int, newest: int) -> Finding:
 
 
 def file_system(kind: str | None, *, network: bool) -> Finding:
-    """Judge where the file lies."""
+    """Judge the file system of the file."""
     if not network:
         return ok("file system", f"the file lies on a local disk ({kind})" if kind else "the file system is not known")
     return Finding(
@@ -123,7 +123,7 @@ def log_length(size: int, most: int) -> Finding:
 
 
 def content(answer: str) -> Finding:
-    """Judge what SQLite's own check said."""
+    """Judge the answer of SQLite's own check."""
     if answer == "ok":
         return ok("content", "SQLite's check finds no damage")
     return Finding(
@@ -145,7 +145,7 @@ def server(version: str, number: int) -> Finding:
 
 
 def sync(*, fsync: str, commit: str) -> Finding:
-    """Judge whether what was acknowledged is on the disk."""
+    """Judge whether an acknowledged write is on the disk."""
     if fsync == "off":
         return Finding(
             "durability", "error", "fsync is off: a crash may destroy the database", "set fsync = on in postgresql.conf"
@@ -201,7 +201,7 @@ def clock(offset_ms: float) -> Finding:
 
 
 def vacuum(*, on: bool, off_for: Sequence[str]) -> Finding:
-    """Judge whether dead rows are cleared away; `off_for` are tables that were taken out."""
+    """Judge whether dead rows are removed; `off_for` are tables for which autovacuum is off."""
     if on and not off_for:
         return ok("autovacuum", "autovacuum is on")
     what = "" if not on else f" for {', '.join(off_for)}"
@@ -214,7 +214,7 @@ def vacuum(*, on: bool, off_for: Sequence[str]) -> Finding:
 
 
 def dead_rows(live: int, dead: int) -> Finding:
-    """Judge how many dead rows lie among the live jobs."""
+    """Judge the number of dead rows among the live jobs."""
     text = f"duly_job has about {live:,} live and {dead:,} dead rows"
     if dead <= max(MOST_DEAD_ROWS, 3 * live):
         return ok("dead rows", text)
@@ -227,7 +227,7 @@ def dead_rows(live: int, dead: int) -> Finding:
 
 
 class Transaction(NamedTuple):
-    """A transaction that has been open for long."""
+    """A transaction that has been open for a long time."""
 
     pid: int
     application: str

@@ -1,8 +1,8 @@
-"""What duly asks of a database about lanes, one function per question, as `ops` does about jobs.
+"""Operations on lanes.
 
-A lane holds jobs that are not free to run as soon as they are due: of a task, or of a key of it, at most so many run at
-once (a cap), at most so many begin in any window (a rate), or one after the other (an order). Lanes are claimed apart
-from all other jobs, which know nothing of them.
+A lane holds the jobs of a task, or of one key of it, that cannot all run as soon as they are due. A cap limits how many
+run at once, a rate how many start in any window, and an order runs them one by one. Lanes have their own claim, so
+other jobs cost no more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from duly.store.op import Op, Rows, json_text
 
 
 class Walk(NamedTuple):
-    """A task whose lanes are gone round, the lane behind which to begin, and whether its lanes keep an order."""
+    """A task whose lanes are visited in turn, the lane after which to begin, and whether its lanes keep an order."""
 
     task: str
     after: str = ""
@@ -24,9 +24,9 @@ class Walk(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a claim took of lanes, and of each task that has more lanes than it looked at the last one it did.
+    """The jobs that a claim took from lanes. `cut` has the last lane visited of each task that has more lanes.
 
-    `passed_by`: of those that it looked at, others had some. Where the answer was lost, none of this is `known`.
+    `passed_by`: other claims held some of the lanes. After a lost answer, `cut` and `passed_by` are not `known`.
     """
 
     jobs: list[Claimed]
@@ -50,9 +50,9 @@ def claim(
 ) -> Op[Taken]:
     """Lease up to `limit` due jobs of the next `lanes` lanes of each task, within the room that each lane has.
 
-    Where not all tasks get one, those behind `turn` do, which is the one that was served last. A lost answer is asked
-    for by the token, and takes nothing new. `alone` takes suspects, which nothing else does. Lanes that another claim
-    has in its hands are passed by, or waited for.
+    If not all tasks get a job, those after `turn` do, the task that was served last. After a lost answer, the
+    repetition reads by the token and takes nothing new. `alone` takes suspects, and only suspects. Lanes that another
+    claim holds are skipped, or waited for if `wait`.
     """
     params = {
         "queue": queue,
@@ -74,14 +74,14 @@ def claim(
 
 def _taken(rows: Rows) -> Taken:
     cut = {row[0]: row[1] for row in rows if len(row) == len(("task", "lane"))}
-    said = [bool(row[0]) for row in rows if len(row) == len(("passed_by",)) and not isinstance(row[0], str)]
+    passed = [bool(row[0]) for row in rows if len(row) == len(("passed_by",)) and not isinstance(row[0], str)]
     recalled = [row for row in rows if len(row) == len(("job",)) and isinstance(row[0], str)]
     jobs = ops.claimed(recalled or [row for row in rows if len(row) > len(("task", "lane"))])
-    return Taken(jobs, cut, passed_by=any(said), known=bool(said))
+    return Taken(jobs, cut, passed_by=any(passed), known=bool(passed))
 
 
 def tasks(queue: str) -> Op[list[str]]:
-    """Name the tasks that have jobs in lanes of a queue, which are ready or may soon be."""
+    """List the tasks that have jobs in lanes of a queue, ready or soon to be."""
     return Op(
         "laned_tasks",
         ("uncompiled", "laned_tasks"),
@@ -92,16 +92,16 @@ def tasks(queue: str) -> Op[list[str]]:
 
 
 def next_permit(queue: str, tasks: Iterable[str], *, now: int | None = None) -> Op[int | None]:
-    """Read in how many milliseconds a lane of these tasks may go on that only its rate holds up."""
+    """Read in how many milliseconds a lane of these tasks that only its rate holds up may continue."""
     params = {"queue": queue, "tasks": json_text(sorted(tasks)), "now": now}
     return Op("next_permit", ("uncompiled", "next_permit"), params, lambda rows: rows[0][0], writes=False)
 
 
 def declare(limits: Mapping[str, TaskLimits]) -> Op[None]:
-    """Write down what the code says of its tasks, also that it says nothing."""
+    """Write the limits that tasks have in the code, also that they have none."""
     records = [
-        {"task": task, "cap": said.cap, "rate_count": said.rate_count, "rate_ms": said.rate_ms}
-        for task, said in sorted(limits.items())
+        {"task": task, "cap": own.cap, "rate_count": own.rate_count, "rate_ms": own.rate_ms}
+        for task, own in sorted(limits.items())
     ]
     return Op("declare_limits", ("declare_limits",), {"limits": json_text(records)}, lambda rows: None)
 
@@ -117,7 +117,7 @@ def limit(
     why: str,
     now: int | None = None,
 ) -> Op[None]:
-    """Set the limits of a task at run time (0: none; None: as it is), or go back to what its code says."""
+    """Set the limits of a task at run time (0: no limit; None: unchanged), or reset them to those in the code."""
     params = {
         "name": task,
         "cap": cap,
@@ -132,5 +132,5 @@ def limit(
 
 
 def limits() -> Op[list[TaskLimits]]:
-    """List the limits of tasks: what the code says, and what was set at run time."""
+    """List the limits of tasks: those in the code, and those set at run time."""
     return Op("task_limits", ("task_limits",), {}, lambda rows: [TaskLimits(*row) for row in rows], writes=False)

@@ -52,16 +52,16 @@ def pending(dialect: Dialect, meta: Mapping[str, str]) -> tuple[Migration, ...]:
 
 def version(meta: Mapping[str, str]) -> int:
     """Read the number of a database's schema, 0 for none."""
-    said = meta.get("schema", "0")
-    if not said.isdigit():
-        raise SchemaMismatch(f"duly_meta says that the schema is {said!r}, which is no number: mend or restore it")
-    return int(said)
+    found = meta.get("schema", "0")
+    if not found.isdigit():
+        raise SchemaMismatch(f"duly_meta has the schema {found!r}, which is no number: repair or restore the database")
+    return int(found)
 
 
 def check(dialect: Dialect, meta: Mapping[str, str], where: str, *, remedy: str = "duly migrate") -> None:
     """Refuse a schema that this version cannot work with.
 
-    A newer one is fine as long as it says so: workers of two versions run side by side during an upgrade.
+    A newer schema is accepted if it works with this version: during an upgrade, workers of two versions run at once.
     """
     ours, theirs = newest(dialect), version(meta)
     if theirs == 0:

@@ -122,7 +122,7 @@ def columns(*names: str) -> Callable[[Row], dict[str, Any]]:
 
 def record(kind: type[T], values: Mapping[str, Any]) -> T:
     """Make a record of the values that have the names of its fields."""
-    return msgspec.convert(values, kind, strict=False)  # not strictly: SQLite has 0 and 1 for false and true
+    return msgspec.convert(values, kind, strict=False)  # not strict: SQLite has 0 and 1 for false and true
 
 
 def json_text(records: Any) -> str:

@@ -1,6 +1,6 @@
-"""What duly asks of a database about what queues were told: how many jobs one takes, ageing, the budget of retries.
+"""Operations on the limits of queues: depth, ageing of priorities, the budget of retries.
 
-A queue that was told nothing is claimed by `ops.claim`, and costs a look at a tiny table now and then.
+A queue without limits is claimed by `ops.claim`; now and then, its worker reads a tiny table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from duly.rules import failure
 from duly.store import ops
 from duly.store.op import Op
 
-OFF = -1  # of a limit: take it away
+OFF = -1  # the value that removes a limit
 
 
 def limit_queue(
@@ -28,7 +28,7 @@ def limit_queue(
     why: str,
     now: int | None = None,
 ) -> Op[None]:
-    """Change what a queue was told; None leaves a limit as it is, `OFF` takes it away."""
+    """Change the limits of a queue; None leaves a limit unchanged, `OFF` removes it."""
     if not name or name != failure.escape_text(name):
         raise ConfigError(f"queue is {name!r}: a name is not empty and has no NUL and no lone surrogate")
     params = {
@@ -44,17 +44,17 @@ def limit_queue(
 
 
 def limits(*, now: int | None = None) -> Op[list[Limit]]:
-    """List what queues were told, by whom and why."""
+    """List the limits of queues, who set them and why."""
     return Op("limits", ("limits",), {"now": now}, lambda rows: [Limit(*row) for row in rows], writes=False)
 
 
 def depth(queue: str, *, enough: int) -> Op[int]:
-    """Count what waits in a queue, up to `enough`."""
+    """Count the jobs that wait in a queue, up to `enough`."""
     return Op("depth", ("depth",), {"queue": queue, "enough": enough}, lambda rows: int(rows[0][0]), writes=False)
 
 
 def note_depth(queue: str, depth: int, *, max_depth: int, now: int | None = None) -> Op[bool]:
-    """Let everybody know what was counted. False: the limit is another by now, or somebody else was first."""
+    """Store a count for all processes. False: the limit has changed, or another process stored a newer count."""
     params = {"queue": queue, "depth": depth, "max_depth": max_depth, "now": now}
     return Op("note_depth", ("note_depth",), params, bool)
 
@@ -70,10 +70,10 @@ def claim(
     tasks: Iterable[str] | None = None,
     now: int | None = None,
 ) -> Op[list[Claimed]]:
-    """Lease up to `limit` due jobs of `queue` as `ops.claim` does, but for its suspects, in the shape that it was told.
+    """Lease up to `limit` due jobs of `queue` as `ops.claim` does, but no suspects, and within the limits of the queue.
 
-    With `ageing_ms` what is due earlier by that much counts as much as one priority more. Of due retries at most
-    `retries` are taken, and others only into what room is left.
+    With `ageing_ms`, a job that is due earlier by that much counts as one priority higher. At most `retries` due
+    retries are taken; further ones only fill room that is left.
     """
     plain = ops.claim(queue, limit=limit, token=token, worker=worker, tasks=tasks, now=now)
     params: dict[str, Any] = {**plain.params, "ageing_ms": ageing_ms, "retries": retries}

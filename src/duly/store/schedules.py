@@ -1,8 +1,7 @@
-"""What duly asks of a database about schedules, one function per question, as `ops` does about jobs.
+"""Operations on schedules.
 
-Everything that fires writes through `fire`: what a scheduler fires, what a person triggers or has filled in, what was
-missed while a schedule was paused. It names the revision of the schedule that the decision was taken on, and nothing
-is written where that is another one by now.
+Every firing is written by `fire`: by a scheduler, a trigger, a backfill, or after a pause. It names the revision of the
+schedule on which the decision rests, and writes nothing if the revision has changed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from duly.rules.firing import Due, Firing, Run, Skip
 from duly.rules.timing import Timing
 from duly.store.op import Op, Row, columns, distinct, json_text, record, repeatable
 
-# Why a schedule is paused that stood in code and stands there no more.
+# The reason for pausing a schedule that was removed from the code.
 GONE = "no worker has it in its code any more"
 FAR = 2**53 - 1
 MOST = 2**31 - 1
@@ -28,7 +27,7 @@ BY = "duly"
 
 
 class Definition(Struct, frozen=True):
-    """A schedule to be written; `revision` is the one after that which was read, 1 for a new one."""
+    """A schedule to be written; `revision` is one more than the one that was read, 1 for a new schedule."""
 
     name: str
     task: str
@@ -50,17 +49,17 @@ class Definition(Struct, frozen=True):
 
 
 def next_fire(*, now: int | None = None) -> Op[tuple[int | None, int]]:
-    """Say when the next schedule is due, and what time it is."""
+    """Read when the next schedule is due, and the current time."""
     return Op("next_fire", ("next_fire",), {"now": now}, lambda rows: (rows[0][0], rows[0][1]), writes=False)
 
 
 def due(*, limit: int, beside: Iterable[str] = (), now: int | None = None) -> Op[list[Due]]:
-    """Read the schedules that are due, longest first, but for those that are named in `beside`."""
+    """Read the schedules that are due, the longest due first, without those named in `beside`."""
     return _due(None, limit, beside, now)
 
 
 def one(name: str, *, now: int | None = None) -> Op[list[Due]]:
-    """Read one schedule, due or not. It is one or none."""
+    """Read one schedule, due or not: a list of one or none."""
     return _due(name, 1, (), now)
 
 
@@ -95,13 +94,13 @@ def _skip(due_at: int, until_at: int | None, count: int, reason: str | None) -> 
 
 
 def live_runs(names: Iterable[str]) -> Op[list[str]]:
-    """Name the runs of schedules that have not ended and that nobody has asked to stop."""
+    """List the runs of schedules that have not ended and were not asked to cancel."""
     params = {"names": json_text(sorted(names))}
     return Op("live_runs", ("live_runs",), params, lambda rows: [row[0] for row in rows], writes=False)
 
 
 def fire(firings: Sequence[Firing], *, now: int | None = None) -> Op[list[str]]:
-    """Write what comes of schedules; answers the names of those that were still as they were read."""
+    """Write firings. Return the names of the schedules that had not changed since they were read."""
     params = {
         "fires": json_text([_of(one, next_at=one.next_at, last_at=one.last_at, resume=one.resume) for one in firings]),
         "jobs": json_text([_of(one, **_job(run)) for one in firings for run in one.runs]),
@@ -151,7 +150,7 @@ def _rows(firing: Firing) -> list[dict[str, Any]]:
 
 
 def unqueue(*, now: int | None = None) -> Op[list[str]]:
-    """Let runs begin whose predecessors have all ended, should nobody have done so."""
+    """Start queued runs whose predecessors have all ended, if no ending has done so."""
     return Op("unqueue", ("uncompiled", "unqueue_lock", "unqueue"), {"now": now}, distinct, wakes=True)
 
 
@@ -159,7 +158,7 @@ def unqueue(*, now: int | None = None) -> Op[list[str]]:
 
 
 def define(definitions: Sequence[Definition], *, now: int | None = None) -> Op[list[str]]:
-    """Write schedules, each only where there is none or the one that was read; answers which were written."""
+    """Write schedules, each only if it is new or unchanged since it was read. Return the names of those written."""
     params = {"schedules": json_text([_defined(one) for one in definitions]), "now": now}
     return repeatable("define", ("define_schedules",), params, distinct, look="defined", wakes=True)
 
@@ -170,25 +169,25 @@ def _defined(one: Definition) -> dict[str, Any]:
 
 
 def readopt(names: Iterable[str]) -> Op[list[str]]:
-    """Let schedules go on that were paused because no code had them; answers which."""
+    """Resume schedules that were paused because no code had them. Return their names."""
     return Op("readopt", ("readopt_schedules",), {"names": json_text(sorted(names)), "gone": GONE}, distinct)
 
 
 def abandon(own: Iterable[str], *, now: int | None = None) -> Op[list[str]]:
-    """Pause the schedules that stood in code, and that neither we nor any living worker has there; answers which."""
+    """Pause schedules that were defined in code and that no living worker defines any more. Return their names."""
     params = {"own": json_text(sorted(own)), "gone": GONE, "by": BY, "now": now}
     return repeatable("abandon", ("abandon_schedules",), params, distinct, look="abandoned")
 
 
 def pause(name: str, *, by: str, why: str, now: int | None = None) -> Op[list[str]]:
-    """Stop firing a schedule until it is resumed; answers its name, if there is one."""
-    params = {**_said(name=name, by=by, why=why), "now": now}
+    """Stop firing a schedule until it is resumed. Return its name, if it exists."""
+    params = {**_escaped(name=name, by=by, why=why), "now": now}
     return Op("pause_schedule", ("pause_schedule",), params, distinct)
 
 
 def delete(name: str, *, by: str, why: str, now: int | None = None) -> Op[list[str]]:
-    """Delete a schedule; what it fired stays. Answers its name, if there was one."""
-    params = {**_said(name=name, by=by, why=why), "now": now}
+    """Delete a schedule; the jobs it fired stay. Return its name, if it existed."""
+    params = {**_escaped(name=name, by=by, why=why), "now": now}
     return repeatable("delete_schedule", ("delete_schedule",), params, distinct, look="deleted_schedule")
 
 
@@ -196,7 +195,7 @@ def delete(name: str, *, by: str, why: str, now: int | None = None) -> Op[list[s
 
 
 class Listed(Struct, frozen=True):
-    """A schedule as it is stored, and what time it is."""
+    """A schedule as it is stored, and the current time."""
 
     record: ScheduleRecord
     definition: Definition
@@ -206,7 +205,7 @@ class Listed(Struct, frozen=True):
 def listing(
     *, names: Iterable[str] | None = None, after: str = "", limit: int = 1000, now: int | None = None
 ) -> Op[list[Listed]]:
-    """List schedules by name, all or those that are named; for the next page give the last name as `after`."""
+    """List schedules by name, all or those in `names`; for the next page give the last name as `after`."""
     wanted = None if names is None else json_text(sorted(failure.escape_text(name) for name in names))
     params = {"names": wanted, "after": after, "limit": limit, "now": now}
     return Op("schedules", ("schedules",), params, lambda rows: [_listed(row) for row in rows], writes=False)
@@ -229,23 +228,23 @@ def _listed(row: Row) -> Listed:
 
 
 def fires(name: str, *, before: int = FAR, limit: int = 100) -> Op[list[FireRecord]]:
-    """Read what came of a schedule, newest first; for the next page give the last due time as `before`."""
+    """Read the firings of a schedule, newest first; for the next page give the last due time as `before`."""
     params = {"name": failure.escape_text(name), "before": before, "limit": limit}
     return Op("fires", ("fires",), params, lambda rows: [FireRecord(*row) for row in rows], writes=False)
 
 
 def skipped_between(name: str, since: int, until: int) -> Op[list[Skip]]:
-    """Read the runs of misses that reach into a window."""
+    """Read the runs of misses that overlap a window."""
     params = {"name": failure.escape_text(name), "since": since, "until": until}
     return Op("skipped", ("skipped_between",), params, lambda rows: [_skip(*row) for row in rows], writes=False)
 
 
 def fired_between(name: str, since: int, until: int) -> Op[list[int]]:
-    """Read which due times of a window were fired."""
+    """Read the due times of a window that were fired."""
     params = {"name": failure.escape_text(name), "since": since, "until": until}
     return Op("fired", ("fired_between",), params, lambda rows: [row[0] for row in rows], writes=False)
 
 
-def _said(**texts: str) -> dict[str, str]:
-    """Write out what no database takes."""
+def _escaped(**texts: str) -> dict[str, str]:
+    """Escape characters that a database refuses."""
     return {name: failure.escape_text(text) for name, text in texts.items()}

@@ -1,6 +1,6 @@
-"""What asks the database several things in a row, written once and run both plainly and from a coroutine.
+"""Runs several operations in a row, each chosen by the answer before it; written once for sync and async callers.
 
-It is a generator: it yields operations, and is sent their answers.
+A sequence is a generator: it yields operations and receives their answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Steps: TypeAlias = Generator[Op[Any], Any, T]
 
 
 def run(steps: Steps[T], ask: Callable[[Op[Any]], Any]) -> T:
-    """Ask one thing after the other, and give what they come to."""
+    """Run a sequence, and return its result."""
     answer: Any = None
     while True:
         try:
@@ -28,7 +28,7 @@ def run(steps: Steps[T], ask: Callable[[Op[Any]], Any]) -> T:
 
 
 async def arun(steps: Steps[T], ask: Callable[[Op[Any]], Awaitable[Any]]) -> T:
-    """Ask one thing after the other, from a coroutine."""
+    """Run a sequence from a coroutine, and return its result."""
     answer: Any = None
     while True:
         try:

@@ -1,8 +1,7 @@
-"""Keeps operations whole: while a thread is inside of one, nothing is raised into it; it is raised at the end.
+"""Keeps operations uninterrupted: an exception that is raised into a thread during one is raised at its end.
 
-A sync handler whose time is over has an exception raised into its thread, wherever that stands. In the middle of an
-operation it might come between a commit and its answer, or while the thread commits for others, who would then wait for
-ever.
+When a sync handler times out, an exception is raised into its thread. During an operation it could come between a
+commit and its answer. Or the thread could be committing for other callers, which would then wait for ever.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable
 
 
 class Shield:
-    """Knows which threads of this process are inside of an operation."""
+    """Knows which threads of this process run an operation."""
 
     def __init__(self) -> None:
         self._begin_afresh()
@@ -21,17 +20,17 @@ class Shield:
             os.register_at_fork(after_in_child=self._begin_afresh)
 
     def _begin_afresh(self) -> None:
-        """Forget, in a forked child, threads that it does not have, and a lock that nobody frees."""
+        """Start empty in a forked child, which has none of the threads and could never take a held lock."""
         self._entering = threading.Lock()
         self._inside: set[int] = set()
         self._wanted: dict[int, Callable[[], None]] = {}  # interrupts that wait for the end of an operation
 
     def whole(self) -> _Whole:
-        """Let nothing be raised into this thread by `interrupt` until the end."""
+        """Return a context in which `interrupt` raises nothing into this thread."""
         return _Whole(self)
 
     def holds(self, thread: int) -> bool:
-        """Say whether a thread is inside of an operation already."""
+        """Return whether a thread runs an operation."""
         return thread in self._inside
 
     def enter(self, thread: int) -> None:
@@ -39,23 +38,23 @@ class Shield:
         try:
             with self._entering:
                 self._inside.add(thread)
-            self._hear()
+            self._raise_pending()
         except BaseException:
             self.leave(thread)
             raise
 
-    def _hear(self) -> None:
-        """Raise here what was to be raised before: a thread hears of it when it next calls something."""
+    def _raise_pending(self) -> None:
+        """Let Python raise an exception that is pending: it does so at the next call."""
 
     def leave(self, thread: int) -> None:
-        """Shield a thread no more, and raise into it what was to be raised meanwhile."""
+        """Stop shielding a thread, and raise the exception that waited."""
         with self._entering:
             self._inside.discard(thread)
             if (interrupt := self._wanted.pop(thread, None)) is not None:
                 interrupt()
 
     def interrupt(self, thread: int, interrupt: Callable[[], None]) -> None:
-        """Interrupt a thread, now or at the end of the operation that it is inside of."""
+        """Interrupt a thread, now or at the end of its operation."""
         with self._entering:
             if thread in self._inside:
                 self._wanted[thread] = interrupt
@@ -64,7 +63,7 @@ class Shield:
 
 
 class _Whole:
-    """The time of one operation in one thread. By hand, because each call of a client makes one."""
+    """The context of one operation in one thread. A class: every call makes one, and a generator is slower."""
 
     __slots__ = ("_shield", "_thread")
 

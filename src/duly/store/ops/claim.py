@@ -1,4 +1,4 @@
-"""Operations of a worker on the jobs that it takes and holds."""
+"""Operations of a worker on the jobs that it claims and holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duly.store.op import FIRST_ID, HIGHEST_PRIORITY, LOWEST_PRIORITY, Held, Op,
 
 
 class Mark(NamedTuple):
-    """A place in the order in which a queue is claimed, within one priority."""
+    """A position in the order in which a queue is claimed, within one priority."""
 
     priority: int
     due_at: int
@@ -24,17 +24,17 @@ class Mark(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Where the first job stands that a claim would take, and how long the database took to come to it.
+    """The position of the first job that a claim would take, and how long the database took to find it.
 
-    None: the database has no long ways to go.
+    None: this database always finds it quickly.
     """
 
     mark: Mark | None
     took_ms: float | None
 
 
-# What a worker's name ends in where a job runs in a child process of it: the child's death is seen by its worker, so a
-# worker that stops beating says nothing against that job.
+# The end of a worker's name for jobs that run in a child process. The worker notices if the child dies, so it proves
+# nothing against such a job if the worker stops sending heartbeats.
 CHILD = "/child"
 
 
@@ -49,10 +49,10 @@ def claim(
     marks: Iterable[Mark] = (),
     now: int | None = None,
 ) -> Op[list[Claimed]]:
-    """Lease up to `limit` due jobs of `queue`, best first; `again` gives the same jobs by the same token.
+    """Lease up to `limit` due jobs of `queue`, best first; `again` returns the same jobs by the same token.
 
-    `tasks` are those the worker knows. `alone` takes suspects, which nothing else does. `marks` spare the database the
-    way over what is gone: in the priority of each, nothing that stands before it is looked for, and no suspects.
+    `tasks` are those the worker knows. `alone` takes suspects, and only suspects. `marks` let the database skip deleted
+    rows: in the priority of each mark, the claim starts at the mark. Such a claim takes no suspects.
     """
     if not 1 <= token < 2**53:
         raise ConfigError(
@@ -77,7 +77,7 @@ def claim(
 
 
 def _parts(queue: str, marks: Iterable[Mark]) -> list[dict[str, Any]]:
-    """Cut the order of a queue, best first: from each mark to the end of its priority, and all that lies between."""
+    """Cut the order of a queue into parts, best first: from each mark to the end of its priority, and all between."""
     parts, top = [], HIGHEST_PRIORITY
     for mark in sorted(marks, reverse=True):
         if top > mark.priority:
@@ -94,7 +94,7 @@ def _part(queue: str, top: int, bottom: int, due_at: int = 0, id_: str = FIRST_I
 
 
 def head(queue: str, *, tasks: Iterable[str] | None = None, now: int | None = None) -> Op[Head]:
-    """See what a claim of `queue` would take first, and how long the way to it is."""
+    """Read which job a claim of `queue` would take first, and how long the database takes to find it."""
     params = {"queue": queue, "tasks": None if tasks is None else json_text(sorted(tasks)), "now": now}
     return Op("head", ("head",), params, _head, writes=False)
 
@@ -106,14 +106,14 @@ def _head(rows: Rows) -> Head:
 
 
 def recall(token: int) -> Op[list[Claimed]]:
-    """Read what a token still holds, and take nothing new; a claim that is still on its way is waited for."""
+    """Read the jobs that a token holds, without taking new ones; waits for a claim in flight."""
     return Op("claim", ("await_claim", "recall"), {"token": token}, claimed)
 
 
 def _best_first(rows: Rows) -> list[Claimed]:
-    """Read a claim. Asked for again, it may tell both what it took just now and what it holds."""
+    """Read the rows of a claim. A repetition may return a job twice: as taken now and as held."""
     jobs = list({job.id: job for job in claimed(rows)}.values())
-    # By one value after the other, which takes half as long: most come nearly in this order.
+    # Sorting by one value after the other takes half as long, because the rows are nearly in this order.
     jobs.sort(key=_by_id)
     jobs.sort(key=_by_due_at)
     jobs.sort(key=_by_priority, reverse=True)
@@ -124,7 +124,7 @@ _by_id, _by_due_at, _by_priority = map(attrgetter, ("id", "due_at", "priority"))
 
 
 def claimed(rows: Rows) -> list[Claimed]:
-    """Read jobs on lease, each a row of its values or of all of them as one text, which has the envelope last."""
+    """Read leased jobs. Each is a row of values, or one JSON text that has the envelope last."""
     if rows and len(rows[0]) == 1:
         return [_from_text(row[0]) for row in rows]
     return [
@@ -133,12 +133,12 @@ def claimed(rows: Rows) -> list[Claimed]:
     ]
 
 
-_read_text = msgspec.json.Decoder(Claimed, strict=False).decode  # not strictly: SQLite has 0 and 1 for false and true
-_WITHOUT = ",null]"  # how a text ends whose job has no envelope, as most have none
+_read_text = msgspec.json.Decoder(Claimed, strict=False).decode  # not strict: SQLite has 0 and 1 for false and true
+_WITHOUT = ",null]"  # the end of the text of a job without an envelope, as most are
 
 
 def _from_text(text: str) -> Claimed:
-    """Read a job at once: to read a list of values and make a job of them takes twice as long."""
+    """Decode a job in one step: decoding a list of values first takes twice as long."""
     if text.endswith(_WITHOUT):
         return _read_text(f"{text[: -len(_WITHOUT)]}]")
     *values, envelope = msgspec.json.decode(text)
@@ -146,7 +146,7 @@ def _from_text(text: str) -> Claimed:
 
 
 def extend(held: Iterable[Held], *, now: int | None = None) -> Op[dict[str, int | None]]:
-    """Renew leases; answers who is still held, and since when it is asked to cancel. The rest are lost."""
+    """Renew leases. Return the jobs still held, each with the time it was asked to cancel; the others are lost."""
     return Op("extend", ("extend",), {"held": held_text(held), "now": now}, _extended, urgent=True)
 
 
@@ -155,12 +155,12 @@ def _extended(rows: Rows) -> dict[str, int | None]:
 
 
 def progress(held: Held, percent: float, message: str | None = None) -> Op[bool]:
-    """Note how far a running job is, clamped to 0 to 100. False: the lease is lost."""
+    """Store the progress of a running job, from 0 to 100. False: the lease is lost."""
     percent = min(max(percent, 0.0), 100.0) if percent == percent else 0.0  # a NaN is no progress
     params = {"id": held.id, "token": held.token, "progress": percent, "message": clean(message)}
     return Op("progress", ("progress",), params, bool)
 
 
 def heartbeat(held: Held, *, now: int | None = None) -> Op[bool]:
-    """Note that the handler itself is alive; the lease is another matter. False: the lease is lost."""
+    """Store that the handler is alive; this does not extend the lease. False: the lease is lost."""
     return Op("heartbeat", ("heartbeat",), {"id": held.id, "token": held.token, "now": now}, bool)

@@ -24,10 +24,10 @@ def enqueue(
     checked: bool = False,
     now: int | None = None,
 ) -> Op[list[Enqueued]]:
-    """Add jobs that share their terms; those with a key are added only where the key is free.
+    """Add jobs that share their terms; a job with a key is added only if the key is free.
 
-    `parent` is the job whose handler enqueues. If its lease is lost, nothing is added and nothing is answered.
-    `checked`: a task has made the jobs, so that their ids are new, and their payloads were written and measured here.
+    `parent` is the job whose handler enqueues. If its lease is lost, nothing is added and the answer is empty.
+    `checked`: a task has made the jobs, so their ids are new and their payloads are checked.
     """
     accepted = terms if isinstance(terms, Accepted) else accept(terms)
     terms = accepted.terms
@@ -48,7 +48,7 @@ def enqueue(
 
 
 def while_held(op: Op[T], parent: Held, lost: T) -> Op[T]:
-    """Make an enqueue that adds nothing once the lease of `parent` is lost, and then answers `lost`."""
+    """Make an enqueue that adds nothing and returns `lost` if the lease of `parent` is lost."""
 
     def read(rows: Rows) -> T:
         return op.read(rows[1:]) if rows and len(rows[0]) == 1 else lost
@@ -74,7 +74,7 @@ def accept(terms: Terms) -> Accepted:
 
 
 def _check(terms: Terms) -> None:
-    """Refuse terms that some store could not keep, so that all refuse the same."""
+    """Refuse terms that one of the stores could not keep, so that all stores refuse the same."""
     for name in ("task", "queue"):
         text = getattr(terms, name)
         if not text or text != failure.escape_text(text):
@@ -107,7 +107,7 @@ _MOST = {"priority": HIGHEST_PRIORITY, "max_attempts": _INT, "lease_ms": _INT}
 
 
 def _enqueue_plain(accepted: Accepted, jobs: Sequence[NewJob], now: int | None, *, guarded: bool) -> Op[list[Enqueued]]:
-    terms, jobs = accepted.terms, tuple(jobs)  # which are read once more after a lost answer
+    terms, jobs = accepted.terms, tuple(jobs)  # read again after a lost answer
     ordered = in_order(terms)
     added = [Enqueued(job.id) for job in jobs]
 
@@ -119,9 +119,9 @@ def _enqueue_plain(accepted: Accepted, jobs: Sequence[NewJob], now: int | None, 
         params = {**accepted.of_many, "payloads": _payloads(jobs), "ids": ids, "now": now}
         return Op("enqueue", ("enqueue_again", "undo_finished", *ordered), params, read, wakes=True)
 
-    # Where success leaves no trace, nobody can tell a lost enqueue from a finished one.
+    # If success leaves no trace, a lost enqueue looks like a finished one.
     once = terms.keep_ms == 0
-    if len(jobs) == 1 and not (guarded or ordered):  # by a statement that costs less
+    if len(jobs) == 1 and not (guarded or ordered):  # a statement for one job costs less
         one = {**accepted.of_one, **_record_of(jobs[0]), "now": now}
         return Op("enqueue", ("enqueue_one",), one, read, wakes=True, once=once, repeat=again, alike=accepted.terms)
     repeated = again()
@@ -130,7 +130,7 @@ def _enqueue_plain(accepted: Accepted, jobs: Sequence[NewJob], now: int | None, 
 
 
 def _payloads(jobs: Sequence[NewJob]) -> str:
-    """Write jobs by their kinds, as {[lane, envelope]: {id: payload}}: most that come together are of one."""
+    """Write jobs as {[lane, envelope]: {id: payload}}: most jobs of one list share lane and envelope."""
     kinds: dict[str, dict[str, str]] = {}
     last: NewJob | None = None
     payloads: dict[str, str] = {}
@@ -143,12 +143,12 @@ def _payloads(jobs: Sequence[NewJob]) -> str:
 
 
 def _in_common(lane: str | None, envelope: str | None) -> str:
-    """Write what jobs of a list have in common, as a name in JSON."""
+    """Write the lane and envelope that jobs share, as a name in JSON."""
     return '"[null,null]"' if lane is envelope is None else json_text(json_text([lane, envelope]))
 
 
 def listed(op: Op[Any]) -> str:
-    """Write what a plain enqueue adds, as the inside of `payloads`; one of a single job has not done so yet."""
+    """Write the jobs of a plain enqueue as the inside of `payloads`; an enqueue of one job has none yet."""
     params = op.params
     if "payloads" in params:
         return str(params["payloads"][1:-1])
@@ -156,7 +156,7 @@ def listed(op: Op[Any]) -> str:
 
 
 def in_order(terms: Terms) -> tuple[str, ...]:
-    """Give the sections by which jobs get their places, where their lanes keep an order."""
+    """Return the sections that give jobs their places, if their lanes keep an order."""
     return ("hand_out",) if terms.ordering_dead is not None else ()
 
 
@@ -236,16 +236,16 @@ def _enqueued(rows: Rows) -> list[Enqueued]:
     ]
 
 
-# How often a debounce is asked again that found another job under its key each time, locked by somebody.
+# How often a debounce is repeated that found another locked job under its key each time.
 DEBOUNCE_TRIES = 10
 
 
 def _debounce(terms: Terms, jobs: Sequence[NewJob], parent: Held | None, now: int | None) -> Op[list[Enqueued]]:
-    """Have one job run when no further call under its key has come for a while, with what the last call gave."""
+    """Run one job with the arguments of the last call, when no call under its key has come for a while."""
     if len(jobs) != 1:
         raise ConfigError(f"{terms.task}: debounce= is for one job with a key at a time, not for {len(jobs)}")
     if terms.batch_id is not None or terms.key_window_ms is not None or terms.delay_ms or terms.due_at is not None:
-        raise ConfigError(f"{terms.task}: debounce= goes with no batch, no unique_for=, no delay= and no at=")
+        raise ConfigError(f"{terms.task}: debounce= cannot be combined with a batch, unique_for=, delay= or at=")
     [job] = jobs
     spec = {
         **_record_of(job),
@@ -271,7 +271,7 @@ _DEBOUNCED = ("queue", "priority", "max_attempts", "lease_ms", "keep_ms", "resul
 
 
 def _debouncing(params: dict[str, Any], tries: int) -> Op[list[Enqueued]]:
-    """Lock the job that holds the key, then the key, as whoever ends the job does; only then see what is to be done."""
+    """Lock the job that holds the key, then the key, as every ending does; then decide."""
     held = ("hold_parent",) if params["parent_token"] is not None else ()
     sections = ("lock_debounced", *held, "take_key", "debounce", "debounced")
 
@@ -293,8 +293,8 @@ def _debouncing(params: dict[str, Any], tries: int) -> Op[list[Enqueued]]:
 
 def _crowded(task: str, key: str) -> NoReturn:
     error = StoreUnavailable(
-        f"enqueue: the key {key!r} of {task} changed hands each time that it was to be debounced: try again, "
-        "and on your own connection roll back before"
+        f"enqueue: another job took the key {key!r} of {task} during each of several tries to debounce it. "
+        "Try again; on your own connection, roll back first"
     )
     error.locked = True
     raise error

@@ -19,14 +19,14 @@ def finish(
 ) -> Op[dict[str, Verdict]]:
     """Record how attempts ended, each fenced by its token.
 
-    Successes take a short way. What ends in different `ways` had better be finished apart: together, all rows are
-    locked beforehand. `borrowed` is for the connection of a caller. There every end takes the long way: the short ways
-    ask how many rows the last statement changed, and a caller's connection may have run another one since.
+    Successes take a short way. Record different ways (`way_of`) separately: together, all rows are locked first.
+    `borrowed` is for the connection of a caller. There, every end takes the long way. The short ways count the rows
+    that the last statement changed, and a caller's connection may have run another one since.
     """
     short: defaultdict[Way, defaultdict[int, dict[str, str | None]]] = defaultdict(lambda: defaultdict(dict))
     rest: list[dict[str, Any]] = []
     ways = [way_of(job, change) for job, change in finishes]
-    # Among others it would lock its batch before their keys, which every ending locks the other way round.
+    # Together with others it would lock its batch before their keys; every ending locks keys first.
     by_batch_alone = set(ways) == {Way.BATCHED}
     for (job, change), way in zip(finishes, ways, strict=True):
         if change.result is not None:
@@ -45,7 +45,7 @@ def finish(
 
 
 class Way(StrEnum):
-    """How the end of an attempt is written: most successes need less than all the others."""
+    """The statements by which the end of an attempt is recorded: most successes need fewer."""
 
     PLAIN = "plain"
     KEYED = "keyed"
@@ -53,18 +53,18 @@ class Way(StrEnum):
     LONG = "long"
 
 
-# To find the member of an enum takes Python 3.11 ten times as long as to find a name, and this is asked of every job.
+# Python 3.11 reads a member of an enum ten times slower than a name, and this is read for every job.
 _SUCCEEDED, _RECORDED = State.SUCCEEDED, Verdict.RECORDED
 _PLAIN, _KEYED, _BATCHED, _LONG_WAY = Way
 
 
 def way_of(job: Claimed, change: Change) -> Way:
-    """Say which way an end takes."""
+    """Return the way by which an end is recorded."""
     if change.state is not _SUCCEEDED or job.schedule is not None:
         return _LONG_WAY
     if job.key is not None:
         return _KEYED if job.keep_ms > 0 and job.batch_id is None else _LONG_WAY
-    # Earlier attempts left rows that a success with `keep=0` has to take along.
+    # Earlier attempts left rows, which a success with `keep=0` has to delete too.
     if job.keep_ms == 0 and job.attempt > 1:
         return _LONG_WAY
     return _PLAIN if job.batch_id is None else _BATCHED
@@ -103,7 +103,7 @@ def _finish(
 
 
 def release(jobs: Iterable[Claimed], *, now: int | None = None) -> Op[dict[str, Verdict]]:
-    """Give jobs back unfinished, their attempts uncounted."""
+    """Return jobs to their queue unfinished, without counting the attempt."""
     change = Change(State.READY, give_back_attempt=True)
     return finish([Finish(job, change) for job in jobs], now=now)
 
@@ -137,12 +137,12 @@ def _without_texts(change: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recorded(rows: Rows, short: Mapping[Way, Mapping[int, Mapping[str, Any]]]) -> dict[str, Verdict]:
-    """Read which ends were recorded: they are named, but those of a short way are only counted.
+    """Read which ends were recorded. The long way returns ids, the short ways only a count.
 
-    If some of those were not, none of them is taken for recorded here. It is asked then what became of each.
+    If the count is too low, none of them is taken as recorded here, and `settle` reads the result of each.
     """
     by_token = chain.from_iterable(ends.values() for ends in short.values())
-    recorded = dict.fromkeys(chain.from_iterable(by_token), _RECORDED)  # an id comes twice if two tokens name it
+    recorded = dict.fromkeys(chain.from_iterable(by_token), _RECORDED)  # two tokens may name the same id
     if sum(row[0] for row in rows if isinstance(row[0], int)) != len(recorded):
         recorded = {}
     return recorded | dict.fromkeys([row[0] for row in rows if isinstance(row[0], str)], _RECORDED)
@@ -151,7 +151,7 @@ def _recorded(rows: Rows, short: Mapping[Way, Mapping[int, Mapping[str, Any]]]) 
 def _further(
     finishes: Sequence[tuple[Claimed, Change]], answer: dict[str, Verdict], now: int | None
 ) -> Op[dict[str, Verdict]] | None:
-    """Ask what became of ends that are not known to be recorded, and then see to those that had to go the long way."""
+    """Settle ends that are not known to be recorded, then record those that need the long way."""
     op = _settle(finishes, answer)
     return op and replace(op, follow=lambda known: _by_long_way(finishes, known, now))
 
@@ -159,7 +159,7 @@ def _further(
 def _by_long_way(
     finishes: Sequence[tuple[Claimed, Change]], known: dict[str, Verdict], now: int | None
 ) -> Op[dict[str, Verdict]] | None:
-    """Finish what the short way of keys has left: something may have to run next under its key."""
+    """Finish the jobs that the short way for keys left out: another job may have to run next under the key."""
     left = [(job, end) for job, end in finishes if known[job.id] is Verdict.LOST and way_of(job, end) is Way.KEYED]
     if not left:
         return None
@@ -168,7 +168,7 @@ def _by_long_way(
 
 
 def _settle(finishes: Sequence[tuple[Claimed, Change]], known: dict[str, Verdict]) -> Op[dict[str, Verdict]] | None:
-    """Ask what became of the writes that changed nothing. A fresh look: the first may have been too early."""
+    """Read the results of writes that changed nothing. A new statement, because the first may have read too early."""
     lost = [job for job, _ in finishes if known.get(job.id, Verdict.LOST) is Verdict.LOST]
     if not lost:
         return None
@@ -177,10 +177,10 @@ def _settle(finishes: Sequence[tuple[Claimed, Change]], known: dict[str, Verdict
 
 
 def settle(held: Iterable[Held]) -> Op[dict[str, Verdict]]:
-    """Ask what became of jobs by their tokens: ended by them, vanished, or (still running, too) neither."""
+    """Read the results of jobs by their tokens: ended by the token, deleted, or lost (also if still running)."""
 
     def read(rows: Rows) -> dict[str, Verdict]:
-        # Of a job that is named under two tokens, what one of them has written counts.
+        # If two tokens name a job, the one that has written counts.
         return {job_id: Verdict(verdict) for job_id, verdict in sorted(rows, key=lambda row: row[1] != Verdict.LOST)}
 
     return Op("settle", ("settle",), {"held": held_text(held)}, read, writes=False)

@@ -16,7 +16,7 @@ from duly.store.op import TAIL, Op, Rows, clean, distinct, ending, json_text, re
 class Replay(NamedTuple):
     """One dead job to run again under a new id, as it was or with another key or payload.
 
-    A key for a job that had none comes with the payload, whose fingerprint goes with the key.
+    If a key is given to a job that had none, give the payload too: the key stores its fingerprint.
     """
 
     id: str
@@ -29,7 +29,7 @@ class Replay(NamedTuple):
 def cancel(
     ids: Sequence[str], *, by: str | None = None, why: str | None = None, now: int | None = None
 ) -> Op[dict[str, State]]:
-    """End jobs that do not run, and ask those that do. What had ended before is not in the answer."""
+    """Cancel jobs that are not running, and ask running ones to stop. The answer leaves out jobs that had ended."""
     params = {"now": now, **ending(uuid_texts(ids), by, why)}
     return repeatable("cancel", ("cancel", *TAIL), params, states, look="cancelled")
 
@@ -37,7 +37,7 @@ def cancel(
 def retry(
     ids: Sequence[str], *, by: str | None = None, why: str | None = None, now: int | None = None
 ) -> Op[dict[str, State]]:
-    """Make jobs due now that were put off or wait for something. What is in another state is not in the answer."""
+    """Make scheduled or waiting jobs due now. The answer leaves out jobs in other states."""
     params = {"now": now, **ending(uuid_texts(ids), by, why)}
     return repeatable("retry", ("retry",), params, states, look="retried", wakes=True)
 
@@ -50,7 +50,7 @@ def replay(
     key_ttl_ms: int = KEY_TTL_MS,
     now: int | None = None,
 ) -> Op[list[Replayed]]:
-    """Run dead jobs again under new ids, with their steps and their lineage; a second asking gets the first's."""
+    """Run dead jobs again under new ids, with their steps and lineage; a repetition returns the first replay."""
     for replay in replays:
         if replay.payload is not None:
             codec.check_json(replay.payload, f"the payload of {replay.id}")
@@ -120,20 +120,20 @@ def pause(kind: str, name: str, *, by: str, why: str, until_ms: int | None = Non
 
 
 def resume(kind: str, name: str, *, by: str, why: str, now: int | None = None) -> Op[bool]:
-    """Let a paused queue or task go on. False: it was not paused."""
+    """Resume a paused queue or task. False: it was not paused."""
     params = {"kind": _kind(kind), "name": name, "by": clean(by), "why": clean(why), "now": now}
     return repeatable("resume", ("resume",), params, bool, look="resumed", wakes=True)
 
 
 def paused(*, now: int | None = None) -> Op[list[Pause]]:
-    """List what is paused, by whom and why."""
+    """List the pauses of queues and tasks."""
     return Op("paused", ("paused",), {"now": now}, lambda rows: [Pause(*row) for row in rows], writes=False)
 
 
 def hold(*, by: str, why: str, now: int | None = None) -> Op[HoldFigure]:
-    """Keep everything from running in a database that was restored, until a person has looked.
+    """Prevent jobs from running in a restored database, until an operator has checked it.
 
-    Jobs that ran wait, with their attempts given back; the queues that have jobs and all schedules are paused.
+    Jobs that were running now wait, without counting the attempt. Queues that have jobs and all schedules are paused.
     """
     params = {"by": clean(by), "why": clean(why), "reason": f"{HELD}it ran when the backup was made", "now": now}
     return repeatable("hold", ("hold",), params, _hold_figure, look="held")

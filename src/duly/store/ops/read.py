@@ -15,7 +15,7 @@ from duly.store.op import FIRST_ID, LAST_ID, Op, Row, Rows, columns, record, uui
 
 
 def queues(*, now: int | None = None) -> Op[list[QueueFigure]]:
-    """Say how full each queue is that has live jobs, a pause or a living worker, by name."""
+    """Count the jobs of each queue that has live jobs, a pause or a living worker, by name."""
 
     def read(rows: Rows) -> list[QueueFigure]:
         return sorted((QueueFigure(*row) for row in rows), key=lambda figure: figure.name)
@@ -54,7 +54,7 @@ def listing(
 ) -> Op[list[JobRecord]]:
     """List jobs, newest first; for the next page give the last id of this one as `before`.
 
-    `prefix` is how an id begins that a person has shortened, with its dashes or without.
+    `prefix` is the beginning of an id, with its dashes or without.
     """
     first, last = id_range(prefix, before)
     params = {
@@ -73,13 +73,13 @@ def listing(
 
 
 def id_range(prefix: str | None, before: str | None) -> tuple[str, str]:
-    """Give the first and the last id that begin as a person has shortened one, and come before another."""
+    """Return the first and the last id that begin with a prefix and come before another id."""
     first, last = _beginning_with(prefix or "")
     return first, last if before is None else min(last, _preceding(before))
 
 
 def _beginning_with(prefix: str) -> tuple[str, str]:
-    """Give the first and the last id that begin so. What no id begins with is that of no job."""
+    """Return the first and the last id that begin with a prefix. If no id can begin so, the range is empty."""
     digits = prefix.strip().replace("-", "").lower()
     if not _DIGITS.fullmatch(digits):
         return LAST_ID, FIRST_ID
@@ -141,19 +141,19 @@ def attempts(job_id: str) -> Op[list[Attempt]]:
 
 
 def steps(job_id: str) -> Op[list[Step]]:
-    """Read what a job's ledger says."""
+    """Read the ledger of a job."""
     return Op("steps", ("steps",), {"id": uuid_text(job_id)}, lambda rows: [Step(*row) for row in rows], writes=False)
 
 
 def events(*, job_id: str | None = None, after: int = 0, limit: int = 100) -> Op[list[Event]]:
-    """Read the log of rare, meaningful things, oldest first."""
+    """Read the audit log, oldest first."""
     params = {"after": after, "limit": limit} | ({} if job_id is None else {"job_id": uuid_text(job_id)})
     section = "events" if job_id is None else "job_events"
     return Op("events", (section,), params, lambda rows: [Event(*row) for row in rows], writes=False)
 
 
 def why(job_id: str, *, now: int | None = None) -> Op[Why | None]:
-    """Say why a job is not running: the first gate that is shut. None: no job has this id."""
+    """Explain why a job is not running: the first reason found. None: no job has this id."""
 
     def read(rows: Rows) -> Why | None:
         return explain(facts_of(rows[0])) if rows else None
@@ -191,5 +191,5 @@ def _record(row: Row) -> JobRecord:
 def _decoded(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:  # written past us by hand: one such row must not hide the others
+    except msgspec.DecodeError:  # changed by hand: one such row must not hide the others
         return text

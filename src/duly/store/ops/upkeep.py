@@ -10,7 +10,7 @@ from duly.store.op import TAIL, Op, distinct, ending, json_text, repeatable, sta
 
 
 def expired_leases(limit: int = 1000, *, now: int | None = None) -> Op[list[Sighting]]:
-    """See which leases have ended. Only one that is seen twice is taken."""
+    """Read which leases have expired. Only a lease that is seen twice is rescued."""
     return Op(
         "expired_leases",
         ("expired_leases",),
@@ -21,7 +21,7 @@ def expired_leases(limit: int = 1000, *, now: int | None = None) -> Op[list[Sigh
 
 
 def rescue(seen: Sequence[Sighting], *, now: int | None = None) -> Op[dict[str, State]]:
-    """Take jobs from workers that stopped beating: back to ready, or dead where they have had their chances."""
+    """Take jobs from workers that stopped sending heartbeats: back to ready, or dead if no attempts are left."""
     seen = list(dict.fromkeys(seen))
     records = [{"id": s.id, "token": s.token, "lease_until": s.lease_until} for s in seen]
     params = {"seen": json_text(records), "now": now, **ending([s.id for s in seen])}
@@ -30,39 +30,39 @@ def rescue(seen: Sequence[Sighting], *, now: int | None = None) -> Op[dict[str, 
 
 
 def promote(queue: str, limit: int = 1000, *, retries: bool = True, now: int | None = None) -> Op[int]:
-    """Make what is due ready, so that a backlog stands in its order; answers how many.
+    """Make due jobs ready, so that a backlog is in the order of claims. Return how many.
 
-    Where `retries` have a budget, they are left to the claims.
+    If `retries` have a budget, the claims take them.
     """
     return Op("promote", ("promote",), {"queue": queue, "limit": limit, "retries": retries, "now": now}, len)
 
 
 def park(queue: str, limit: int = 1000, *, now: int | None = None) -> Op[int]:
-    """Set aside what stands at the head of a queue and no living worker that serves it knows; answers how many.
+    """Park jobs at the head of a queue whose task no living worker of the queue knows. Return how many.
 
-    It looks at the first `limit` rows only, so it is asked again until it answers 0.
+    It reads the first `limit` rows only: repeat it until it returns 0.
     """
     params = {"queue": queue, "limit": limit, "reason": f"{PARKED}no worker knows this task", "now": now}
     return Op("park", ("park",), params, len)
 
 
 def wake(versions: Mapping[str, int], queues: Iterable[str], limit: int = 1000) -> Op[int]:
-    """Make parked jobs of these queues ready that a worker can run; answers how many.
+    """Make parked jobs of these queues ready that a worker can run. Return how many.
 
-    `versions` are the tasks it knows, each with the newest schema version it understands. Said at every beat: a worker
-    that registers while another parks would otherwise not find what was parked at that moment.
+    `versions` are the tasks it knows, each with the newest schema version it understands. A worker repeats this at
+    every heartbeat: jobs may be parked while it registers.
     """
     params = {"versions": json_text(dict(versions)), "queues": json_text(sorted(queues)), "limit": limit}
     return Op("wake", ("wake",), params, len, wakes=True)
 
 
 def next_due(queue: str, *, now: int | None = None) -> Op[int | None]:
-    """Read in how many milliseconds the next scheduled job of a queue is due; None: there is none."""
+    """Read in how many milliseconds the next scheduled job of a queue is due; None: no job is scheduled."""
     return Op("next_due", ("next_due",), {"queue": queue, "now": now}, lambda rows: rows[0][0], writes=False)
 
 
 def expirable(limit: int = 1000, *, now: int | None = None) -> Op[list[str]]:
-    """Find jobs that were to start by now and have not."""
+    """Find jobs that did not start in time."""
     return Op("expirable", ("expirable",), {"limit": limit, "now": now}, distinct, writes=False)
 
 
@@ -75,7 +75,7 @@ PRUNABLE = ("results", "done", "keys", "events", "fires", "batches", "workers", 
 
 
 def prune(what: str, limit: int = 1000, *, keep_ms: int = KEEP_MS, now: int | None = None) -> Op[int]:
-    """Remove one chunk of what has had its time; answers how much that was."""
+    """Delete one chunk of rows that are older than they are kept. Return how many."""
     if what not in PRUNABLE:
         raise ConfigError(f"cannot prune {what!r}; what can be pruned: {', '.join(PRUNABLE)}")
     params = {"limit": limit, "keep_ms": keep_ms, "now": now}
@@ -83,10 +83,10 @@ def prune(what: str, limit: int = 1000, *, keep_ms: int = KEEP_MS, now: int | No
 
 
 def prunable(*, keep_ms: int = KEEP_MS, now: int | None = None) -> Op[dict[str, int]]:
-    """Count what `prune` would take now, by its names; no count goes beyond `MANY` + 1.
+    """Count the rows that `prune` would delete now, by name. Counts stop at `MANY` + 1.
 
-    Results and finished jobs are counted among the first 20,002 that have either: where one of the two counts has
-    stopped, the other is what was seen until then.
+    Results and finished jobs are counted among the first 20,002 rows that have either. If one of the two counts stops,
+    so does the other.
     """
     params = {"keep_ms": keep_ms, "enough": MANY + 1, "now": now}
     return Op(

@@ -24,7 +24,7 @@ def register(
     failed: int = 0,
     now: int | None = None,
 ) -> Op[None]:
-    """Say that a worker is alive, what it knows and what it has done so far; said again at every beat."""
+    """Record that a worker is alive, the tasks it knows and its counts; repeated at every heartbeat."""
     params = {
         "id": worker,
         "host": host,
@@ -42,12 +42,12 @@ def register(
 
 
 def leave(worker: str) -> Op[None]:
-    """Say that a worker has gone."""
+    """Record that a worker has stopped."""
     return Op("leave", ("leave",), {"id": worker}, lambda rows: None)
 
 
 def workers(*, now: int | None = None) -> Op[list[WorkerRecord]]:
-    """List the workers that have been heard of."""
+    """List the workers that have registered."""
     return Op("workers", ("workers",), {"now": now}, lambda rows: [_worker(row) for row in rows], writes=False)
 
 

@@ -1,4 +1,4 @@
-"""A connection of the pool, on which a hint may be on its way."""
+"""A connection of the pool, and the hint that it sends to idle workers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ LOCK_TIMEOUT: LiteralString = "set local lock_timeout = '5s'"
 
 
 class PooledConnection(PlannedConnection):
-    """One of ours, on which a hint may be on its way."""
+    """A connection of the pool, on which a hint may be in flight."""
 
     _hint = b""
     _hinting = False
 
     def hint(self) -> None:
-        """Wake who sleeps, after a commit, and do not wait for it: whoever takes the connection next hears it out."""
-        with suppress(psycopg.Error):  # he will also find out what is wrong
+        """Wake idle workers after a commit, without waiting for the answer: the next user reads it."""
+        with suppress(psycopg.Error):  # the next user gets the error
             self.pgconn.send_query(self._hint or HINT.encode())
             self._hinting = True
             self.pgconn.flush()
 
     def prepare_hint(self) -> None:
-        """Have the server remember the hint, where the next one runs on the same connection."""
+        """Prepare the hint on the server; only if the next statement runs on the same connection."""
         self.execute(f"prepare duly_hint as {HINT}")
         self._hint = b"execute duly_hint"
 
@@ -47,13 +47,13 @@ class PooledConnection(PlannedConnection):
         self.execute("deallocate all")
         self.prepare_hint()
 
-    def hear_out(self) -> bool:
-        """Wait for the end of a hint; whether it failed is nobody's concern. False: the server has hung up."""
+    def finish_hint(self) -> bool:
+        """Read the answer to a hint and ignore its errors. False: the server closed the connection."""
         try:
             if self._hinting:
                 self._hinting = False
                 self.wait(generators.fetch_many(self.pgconn))
-            for _ in range(2):  # the first may bring only the server's last word
+            for _ in range(2):  # the first may read only the server's last message
                 self.pgconn.consume_input()
         except psycopg.Error:
             return False
@@ -61,20 +61,20 @@ class PooledConnection(PlannedConnection):
 
     @property
     def reusable(self) -> bool:
-        """Whether somebody else may have it."""
+        """Whether another caller can use the connection."""
         return self._hinting or self.pgconn.transaction_status == TransactionStatus.IDLE
 
 
 def with_timeouts(url: str, seconds: float) -> str:
-    """Bound the time a connection may take to open, unless the URL says so itself."""
-    said = conninfo_to_dict(url)
+    """Add timeouts to a URL that has none of its own."""
+    given = conninfo_to_dict(url)
     ours: dict[str, str | int] = {
         "connect_timeout": max(1, round(seconds)),
         "application_name": "duly",
-        # A host that vanished is noticed within seconds, not after the system's two hours.
+        # A host that disappears is noticed within seconds, not after the system's two hours.
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": 10_000,
     }
-    return make_conninfo(url, **{name: value for name, value in ours.items() if name not in said})
+    return make_conninfo(url, **{name: value for name, value in ours.items() if name not in given})

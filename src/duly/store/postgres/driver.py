@@ -1,8 +1,8 @@
 """The driver of a PostgreSQL database, through psycopg.
 
-No session state and every name qualified, so that it runs behind PgBouncer in transaction mode. An operation of
-one statement is one round trip; a list goes as one pipeline in one transaction, which is one round trip too.
-Concurrent enqueues of one process are such a list, and share its commit.
+It needs no session state and qualifies every name, so it works behind PgBouncer in transaction mode. An operation of
+one statement takes one round trip; a list is sent as one pipeline in one transaction, also in one round trip.
+Concurrent enqueues of one process form such a list and share its commit.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from duly.store.postgres.translate import ROLLED_BACK, describe, first_error, is
 
 T = TypeVar("T")
 
-MOST_CONNECTIONS = 3  # the one to listen on among them, and one more for what is urgent
+MOST_CONNECTIONS = 3  # with the one that listens; urgent operations have one more
 PREPARE_AFTER = 2
 HINT_SECONDS = 0.005
 BEGIN = "begin isolation level read committed"
-# What others wait for may not wait for long: it is run again alone.
+# A shared commit must not wait long for a lock: its operations are then run alone.
 SHORT_LOCK_TIMEOUT = "set local lock_timeout = '100ms'"
-# The server rolled the transaction back and said so.
+# The pauses before a transaction that the server rolled back is repeated, in seconds.
 ROLLBACK_PAUSES = (0.0, 0.02, 0.05, 0.1)
 LONE = ("enqueue_one",)
 # Enqueues that can share a commit: plain ones, also by handlers, and those of one key.
@@ -79,13 +79,13 @@ class PostgresDriver(Driver):
         self._prepared = prepared
         self._connect_s = connect_s
         self._connections = connections
-        self._begin_afresh()
+        self._reset()
         _drivers.add(self)
 
-    def _begin_afresh(self) -> None:
-        self._pool = Pool(self._connect, self._connections, self._hung_up)
-        # Beats have a connection of their own: a lease must not wait for other work.
-        self._urgent = Pool(self._connect, 1, self._hung_up)
+    def _reset(self) -> None:
+        self._pool = Pool(self._connect, self._connections, self._closed_by_server)
+        # Heartbeats have a separate connection: a lease must not wait for other work.
+        self._urgent = Pool(self._connect, 1, self._closed_by_server)
         self._threads: dict[bool, ThreadPoolExecutor] = {}
         self._one_start = threading.Lock()
         self._gathering = Gathering(self._commit_together, lost=self._lost, start=self._start)
@@ -94,7 +94,7 @@ class PostgresDriver(Driver):
         self._read_committed = True
 
     def execute(self, op: Op[Any]) -> Rows:
-        """Run `op` once: an enqueue together with others, what is not alone on a free connection."""
+        """Run `op` once: an enqueue in a group commit, anything else alone on a free connection."""
         if self._gathers(op):
             outcome = self._gathering.run(op)
             if outcome is not Word.ALONE:
@@ -102,7 +102,7 @@ class PostgresDriver(Driver):
         return self._execute_patiently(op)
 
     async def aexecute(self, op: Op[Any]) -> Rows:
-        """Run `op` once on a thread of the driver's own; what is urgent has one that nothing else takes."""
+        """Run `op` once on a thread of the driver; urgent operations have a separate one."""
         if self._gathers(op):
             outcome = await self._gathering.arun(op)
             if outcome is not Word.ALONE:
@@ -125,20 +125,20 @@ class PostgresDriver(Driver):
             executor.shutdown()
         self._pool.close()
         self._urgent.close()
-        for watch in resting:  # look for yourself, and arm again
+        for watch in resting:
             watch.tell()
 
     def abandon(self) -> None:
-        """Forget every connection without closing it, in a forked child: the parent still talks on it."""
+        """Drop every connection without closing it, in a forked child: the parent still uses it."""
         _abandoned.extend((self._pool, self._urgent, self._threads, self._watches))
         self._abandon_watches()
-        self._begin_afresh()
+        self._reset()
 
     def about(self) -> About:
-        """Say which database this is and how it is set."""
+        """Connect, and return which database this is and how it is set."""
         try:
             with self._pool.connection() as conn:
-                self._look_around(conn)
+                self._check_schema(conn)
                 number = migrate.version(read_meta(conn, self.schema))
                 version, commit, fsync = only(
                     conn.execute(
@@ -157,23 +157,23 @@ class PostgresDriver(Driver):
         )
 
     def examine(self, *, deep: bool = False) -> list[Finding]:
-        """Look at the server, the rights on it, and what keeps it from clearing up. There is no deeper look."""
+        """Check the server, the rights on it, and transactions that prevent vacuum. There is no deeper check."""
         try:
             with self._pool.connection() as conn:
-                self._look_around(conn)
+                self._check_schema(conn)
                 return health.examine(conn, self.schema)
         except psycopg.Error as error:
             raise self._failed(error, "examine", sent=False) from error
 
     def _watch(self, on_change: Callable[[], None]) -> Watch:
         if self._listen_url is None and not self._prepared:
-            # Behind PgBouncer the flag would stay on a connection that is somebody else's next.
+            # Behind PgBouncer the lock would stay on a connection that other clients get next.
             return Watch(self, on_change)
         return ListenWatch(self, on_change, self)
 
     @contextmanager
     def listening(self) -> Iterator[Connection[Any]]:
-        """Open a connection to listen on, which takes one place of the pool's."""
+        """Open a connection to listen on, which takes one place of the pool."""
         try:
             url = with_timeouts(self._listen_url or self.url, self._connect_s)
             with self._pool.lent(), psycopg.connect(url, autocommit=True, prepare_threshold=None) as conn:
@@ -183,15 +183,15 @@ class PostgresDriver(Driver):
             raise
 
     def _gathers(self, op: Op[Any]) -> bool:
-        """Say whether an operation may share its commit: only where locks are taken in one order, jobs before keys."""
+        """Return whether an operation may share its commit: only if it locks in the common order, jobs before keys."""
         several_keys = "key_ttl_ms" in op.params and "," in op.params["ids"]
         return op.sections in GATHERED and not several_keys and self.hook is None
 
     def _commit_together(self, batch: Sequence[Op[Any]]) -> Sequence[Outcome]:
-        """Commit enqueues as one. If they cannot be, each is run alone, so that only the guilty fails or waits."""
+        """Commit enqueues as one. If that fails, each is run alone, so that only the one at fault fails or waits."""
         try:
             return self._transact(batch, SHORT_LOCK_TIMEOUT)
-        except (DulyError, *ROLLED_BACK) as error:  # of anything else nobody knows what was written
+        except (DulyError, *ROLLED_BACK) as error:  # after other errors it is unknown what was written
             if isinstance(error, AnswerLost | StoreUnavailable) and is_down(error.__cause__):
                 return [own_error(error) for _ in batch]
             if len(batch) == 1 and not isinstance(error.__cause__ or error, (*ROLLED_BACK, errors.LockNotAvailable)):
@@ -199,7 +199,8 @@ class PostgresDriver(Driver):
             return [Word.ALONE] * len(batch)
 
     def _lost(self, op: Op[Any], error: BaseException) -> Exception:
-        return AnswerLost(f"{op.name}: who sent it to {self.where} together with others was interrupted ({error!r})")
+        what = f"the thread that committed it with others on {self.where} was interrupted"
+        return AnswerLost(f"{op.name}: {what} ({error!r})")
 
     def _execute_patiently(self, op: Op[Any]) -> Rows:
         for pause in ROLLBACK_PAUSES:
@@ -220,10 +221,10 @@ class PostgresDriver(Driver):
         sent = False
         first = batch[0]
         try:
-            # Where a lost answer could not be asked for again, the connection is looked at first.
+            # If the operation cannot be repeated after a lost answer, test the connection first.
             checked = first.once or (len(batch) > 1 and any(op.once for op in batch))
             with (self._urgent if first.urgent else self._pool).connection(checked=checked) as conn:
-                self._look_around(conn)
+                self._check_schema(conn)
                 sent = True
                 if self.hook is not None:
                     return [self._run_with_hook(conn, op) for op in batch]
@@ -233,8 +234,8 @@ class PostgresDriver(Driver):
         except psycopg.Error as error:
             raise self._failed(error, first.name, sent=sent and first.writes) from error
 
-    def _hung_up(self) -> None:
-        """Count that the server ended a connection: whoever trusted it has to begin anew."""
+    def _closed_by_server(self) -> None:
+        """Count that the server closed a connection."""
         self.failures += 1
 
     def _failed(self, error: psycopg.Error, op: str, *, sent: bool) -> StoreError:
@@ -253,11 +254,11 @@ class PostgresDriver(Driver):
         if len(batch) == 1 and batch[0].sections == LONE and self._read_committed and conn.direct:
             with suppress(errors.InsufficientPrivilege):
                 return self._enqueue_alone(conn, batch[0])
-            conn.direct = False  # it may not ask who sleeps, or nothing at all, which is then told
+            conn.direct = False  # no right to the lock; if none to the tables, the next statement raises
         work = self._work(batch)
         wakes = any(op.wakes for op in batch)
         rows: list[list[Any]] = [[] for _ in batch]
-        # What may have to wait for a lock does so in a transaction, where the time for that is limited.
+        # An operation that may wait for a lock runs in a transaction, which limits that time.
         alone = len(work) == 1 and conn.plans_right(work[0].section) and batch[0].name != "finish"
         if alone and self._read_committed:
             cursors = [conn.execute(work[0].sql, work[0].params, binary=True)]
@@ -277,7 +278,7 @@ class PostgresDriver(Driver):
         return [[]]
 
     def _is_to_hint(self) -> bool:
-        """Say whether to wake who sleeps: while others wait for their commit, which does it too, only now and then."""
+        """Return whether to wake idle workers. If further commits follow, which do so too, only now and then."""
         now = time.monotonic()
         if self._gathering.waiting and now - self._hinted_at <= HINT_SECONDS:
             return False
@@ -300,7 +301,7 @@ class PostgresDriver(Driver):
         return cursors
 
     def _work(self, batch: Sequence[Op[Any]]) -> list[Line]:
-        """List the statements of a batch. Plain enqueues with the same terms become one, which has no rows."""
+        """List the statements of a batch. Plain enqueues with equal terms become one, which has no rows."""
         others, enqueues = joined(batch)
         if len(others) > 1:
             others.sort(key=_keys_in_order)
@@ -312,7 +313,7 @@ class PostgresDriver(Driver):
         ]
 
     def _run_with_hook(self, conn: PooledConnection, op: Op[Any]) -> Rows:
-        """Run statement by statement, so that the hook stands between them."""
+        """Run statement by statement, with the hook between them."""
         hook = self.hook
         assert hook is not None
         rows: list[Any] = []
@@ -337,10 +338,10 @@ class PostgresDriver(Driver):
         conn = PooledConnection.connect(
             with_timeouts(self.url, self._connect_s),
             autocommit=True,
-            # Behind PgBouncer the next statement may run on another connection, which has not prepared it.
+            # Behind PgBouncer the next statement may run on another connection, where it is not prepared.
             prepare_threshold=PREPARE_AFTER if self._prepared else None,
         )
-        # The statements of a list each see what was committed before them, whatever the server's default is.
+        # Each statement of a list sees commits before it, whatever the server's default is.
         conn.isolation_level = IsolationLevel.READ_COMMITTED
         try:
             if self._prepared:
@@ -351,8 +352,8 @@ class PostgresDriver(Driver):
             raise
         return conn
 
-    def _look_around(self, conn: Connection[Any]) -> None:
-        """See once whether the tables are there, and how the server isolates a statement that stands alone."""
+    def _check_schema(self, conn: Connection[Any]) -> None:
+        """Check once whether the tables exist, and read how the server isolates a single statement."""
         if not self._schema_checked:
             remedy = "duly migrate --url URL" + ("" if self.schema == "duly" else f" --schema {self.schema}")
             migrate.check(
@@ -364,7 +365,7 @@ class PostgresDriver(Driver):
 
 
 class Line(NamedTuple):
-    """One statement of a batch, and whose answer its rows are."""
+    """One statement of a batch, and the place of the operation that gets its rows."""
 
     place: int
     section: str
@@ -373,7 +374,7 @@ class Line(NamedTuple):
 
 
 def _keys_in_order(numbered: tuple[int, Op[Any]]) -> tuple[str, str]:
-    """Sort enqueues by the jobs, then by the keys that they lock, so that nobody waits for each other in a circle."""
+    """Return what sorts enqueues by the jobs, then by the keys that they lock: one order prevents deadlocks."""
     op = numbered[1]
     if "key_ttl_ms" not in op.params:
         return "", op.params["parent_id"] or ""

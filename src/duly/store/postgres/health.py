@@ -16,7 +16,7 @@ OLD_TRANSACTION_SECONDS = 300.0
 
 
 def examine(conn: Connection[Any], schema: str) -> list[Finding]:
-    """Look at the server, the rights on it, and what keeps it from clearing up."""
+    """Check the server, the rights on it, and transactions that prevent vacuum."""
     number = migrate.version(read_meta(conn, schema))
     return [
         *_look_at_server(conn),
@@ -43,7 +43,7 @@ def _look_at_server(conn: Connection[Any]) -> list[Finding]:
 
 
 def _clock_offset_ms(conn: Connection[Any]) -> float:
-    """Measure how far the server's clock is ahead of ours, by the quickest of a few answers."""
+    """Measure how far the server's clock is ahead of this machine's, by the fastest of three answers."""
     asked: list[tuple[float, float]] = []
     for _ in range(3):
         before = time.time()
@@ -78,7 +78,7 @@ def _look_at_tables(conn: Connection[Any], schema: str) -> list[Finding]:
 
 
 def _look_at_activity(conn: Connection[Any]) -> list[Finding]:
-    # Of the sessions of other roles only their number may be seen, which is then all that is judged.
+    # For sessions of other roles only their number is visible, so only that is judged.
     old = conn.execute(
         "select pid, coalesce(application_name, ''), extract(epoch from clock_timestamp() - xact_start)::float8, "
         "       starts_with(state, 'idle in transaction') "

@@ -1,12 +1,12 @@
-"""Wake-ups across processes on PostgreSQL: LISTEN, and a flag that says that somebody listens.
+"""Wakes up workers across processes on PostgreSQL: LISTEN, and an advisory lock that shows whether a worker is idle.
 
-NOTIFY takes a lock of the whole server when it commits, so it is sent only while somebody sleeps. Who sleeps holds an
-advisory lock, shared, on the connection it listens on; who has made a job ready tries to get the same lock after its
-commit, and notifies if it cannot.
+NOTIFY takes a lock of the whole server at commit, so it is sent only while a worker is idle. An idle worker holds a
+shared advisory lock on the connection on which it listens. A process that has made a job ready tries to take the same
+lock after its commit, and notifies if it cannot.
 
-A lone enqueue spares itself that second message: it tries for another lock of those who sleep while it adds its job,
-and has it until its commit. Who falls asleep meanwhile waits for that, and then sees the job. Where it cannot have the
-lock, because somebody sleeps or adds a job too, it asks after its commit like everybody else.
+A lone enqueue avoids this second message. It tries to take another lock of idle workers while it adds its job, and
+holds it until its commit. A worker that becomes idle meanwhile waits for the commit, and then sees the job. If the
+lock is taken, because a worker is idle or another job is being added, the enqueue tries the first one after its commit.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from duly.store.driver import Driver, Pace, Watch
 log = logging.getLogger("duly.store.postgres")
 
 PARKED = -(0x64756C79 << 32)  # "duly"; tokens and the locks of migrations are elsewhere
-ADDING = PARKED + 1  # another, so that of those who ask after their commit none takes who adds for one who sleeps
+ADDING = PARKED + 1  # another one, so that an enqueue in flight is not taken for an idle worker after a commit
 PARK = f"listen duly; select pg_advisory_lock_shared({PARKED})"
-# A transaction of its own, so that we listen while we wait for it, and not for long: we may be wanted elsewhere.
+# A separate transaction, so that notifications arrive while it waits; short, so that the thread can be stopped.
 SETTLE = f"select set_config('lock_timeout', '100ms', true), pg_advisory_lock_shared({ADDING})"
-IN_THE_WAY = ("55P03", "57014")  # what PostgreSQL says when we, or it, have waited long enough
+IN_THE_WAY = ("55P03", "57014")  # the codes of a lock timeout and of a statement timeout
 UNSETTLE = f"select pg_advisory_unlock_shared({ADDING})"
 LEAVE = f"unlisten duly; select pg_advisory_unlock_shared({PARKED})"
-# Behind a statement that adds one job, and only where its commit follows at once.
+# The end of a statement that adds one job and commits at once.
 ALL_AWAKE = f"returning pg_try_advisory_xact_lock({ADDING})"
-# A statement of its own, after the commit. It may not wait: neither for the disk nor for others that notify.
+# A separate statement after the commit. It must not wait, neither for the disk nor for other notifications.
 HINT = (
     "select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '100ms', true), "
     f"pg_notify('duly', '') where not pg_try_advisory_xact_lock({PARKED})"
@@ -44,16 +44,16 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
 
 
 class Host(Protocol):
-    """What the driver gives its listeners."""
+    """The part of the driver that listeners use."""
 
     where: str
 
     def listening(self) -> AbstractContextManager[Any]:
-        """Open a connection to listen on, which takes one place of the pool's."""
+        """Open a connection to listen on, which takes one place of the pool."""
 
 
 class ListenWatch(Watch):
-    """Calls back while armed, as often as another process notifies."""
+    """Calls back at every notification of another process while armed."""
 
     def __init__(self, driver: Driver, on_change: Callable[[], None], host: Host) -> None:
         super().__init__(driver, on_change)
@@ -62,7 +62,7 @@ class ListenWatch(Watch):
         self._listener: _Listener | None = None
 
     def arm(self, *, fruitful: bool = False) -> None:
-        """Return when notifications will be heard, or cannot be for now. Armed already, it does nothing."""
+        """Start to listen. Return when notifications arrive, or when that is not possible for now."""
         with self._lock:
             if self._closed:
                 return
@@ -72,13 +72,13 @@ class ListenWatch(Watch):
         listener.park(fruitful=fruitful)
 
     def rearm(self, *, fruitful: bool = False) -> bool:
-        """Say whether it has stayed armed, so that nothing was missed."""
+        """Return whether it is still armed, so that no notification was missed."""
         with self._lock:
             listener = self._listener
         return listener is not None and listener.is_parked(fruitful=fruitful)
 
     def disarm(self) -> None:
-        """Hear no more of other processes."""
+        """Stop calling back for other processes."""
         with self._lock:
             listener = self._listener
         if listener is not None:
@@ -91,13 +91,13 @@ class ListenWatch(Watch):
         return listener is not None and listener.stop()
 
     def abandon(self) -> None:
-        """Forget the connection without closing it: the parent listens on it."""
+        """Drop the connection without closing it: the parent listens on it."""
         self._lock = threading.Lock()
         self._listener = None
 
 
 class _Listener:
-    """A connection on a thread of its own, which sleeps until it is notified, or told what is wanted."""
+    """A connection with its own thread, which sleeps until a notification or a request arrives."""
 
     def __init__(self, host: Host, tell: Callable[[], None]) -> None:
         self._host = host
@@ -105,10 +105,10 @@ class _Listener:
         self._pace = Pace()
         self._lock = threading.Lock()
         self._wanted = False
-        self._settled = threading.Event()  # all is as wanted
+        self._settled = threading.Event()  # the locks are as wanted
         self._lost = False
-        self._missed = False  # something may have been, so call
-        self._late = False  # it takes long to be as wanted: who wants it so does not wait again
+        self._missed = False  # a notification may have been missed, so call back
+        self._late = False  # the locks take long: the next caller does not wait for them
         self._stopping = threading.Event()
         self._bell, self._button = socket.socketpair()
         self._bell.setblocking(False)
@@ -117,7 +117,7 @@ class _Listener:
         self._thread.start()
 
     def park(self, *, fruitful: bool) -> None:
-        """Hold the flag; wait for that only a moment, and not at all while there is no connection."""
+        """Take the locks; wait only briefly, and not at all without a connection."""
         if self.is_parked(fruitful=fruitful):
             return
         self._want(True)
@@ -126,18 +126,18 @@ class _Listener:
             self._ring()
 
     def is_parked(self, *, fruitful: bool) -> bool:
-        """Say whether the flag is held, or cannot be for now and a call will follow when it can."""
+        """Return whether the locks are held. True without a connection too: a call follows once there is one."""
         if fruitful:
             self._pace.fruitful()
         return self._wanted and (self._lost or self._settled.is_set())
 
     def leave(self) -> None:
-        """Hold the flag no more."""
+        """Release the locks."""
         if self._wanted:
             self._want(False)
 
     def stop(self) -> bool:
-        """End the thread, unless this is the thread itself, which then ends after this. Tells whether it was wanted."""
+        """End the thread; if called by the thread itself, it ends later. Return whether it was parked."""
         self._stopping.set()
         self._ring()
         if threading.current_thread() is not self._thread:
@@ -151,7 +151,7 @@ class _Listener:
         self._ring()
 
     def _ring(self) -> None:
-        with suppress(OSError):  # it is full and will be heard, or the thread has ended
+        with suppress(OSError):  # it is full and will be read, or the thread has ended
             self._button.send(b"!")
 
     def _run(self) -> None:
@@ -177,7 +177,7 @@ class _Listener:
         self._settled.set()
 
     def _listen(self, conn: Any) -> None:
-        conn.add_notify_handler(self._hear)
+        conn.add_notify_handler(self._notified)
         parked = False
         with selectors.DefaultSelector() as anything, selectors.DefaultSelector() as bell:
             anything.register(conn.fileno(), selectors.EVENT_READ)
@@ -214,13 +214,13 @@ class _Listener:
             parked = wanted
 
     def _park(self, conn: Any) -> bool:
-        """Hold both locks, when those who are adding a job have committed. False: it is wanted no more."""
+        """Take both locks, after jobs that are being added have committed. False: they are not wanted any more."""
         conn.execute(PARK)
         late = False
         while self._wanted and not self._stopping.is_set():
             try:
                 conn.execute(SETTLE)
-                self._missed = self._missed or late  # what was committed since we looked last
+                self._missed = self._missed or late  # jobs that were committed since the last claim
                 return True
             except Exception as error:
                 if getattr(error, "sqlstate", None) not in IN_THE_WAY:
@@ -232,7 +232,7 @@ class _Listener:
         conn.execute(LEAVE)
         return False
 
-    def _hear(self, _: object) -> None:
+    def _notified(self, _: object) -> None:
         self._missed = True
 
     def _drain(self) -> None:

@@ -1,8 +1,7 @@
 """How statements are planned on a connection.
 
-What runs all day is planned once for a connection, whatever the tables hold, and so that it finds its rows by an
-index: a plan that was made for an empty table would read the whole of a full one. The rest is planned as the server
-would.
+The statements of a worker are planned once for a connection, and always to find their rows by an index. A plan made for
+an empty table would read all of a full one. All other statements are planned by the settings of the server.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ STEADY = frozenset({
 
 
 class PlannedConnection(Connection[Any]):
-    """A connection that sets how each section is planned."""
+    """A connection that plans each section in its own way."""
 
     direct = False  # prepared statements stay on it, so a lone enqueue has one that asks for idle workers too
-    _as_the_server: LiteralString = ""  # what has the rest of a transaction planned so; empty: everything is anyway
+    _as_the_server: LiteralString = ""  # sets that for the rest of a transaction; empty: all is planned so
 
     def keep_plans(self) -> None:
-        """Have what runs all day planned once, unless the connection is lent by a pooler: others get it next."""
+        """Plan the statements of a worker once, unless a pooler gives the connection to other clients too."""
         names = list(STEADY_PLANS)
         asked = ", ".join(f"current_setting('{name}')" for name in names)
         pid, *values = only(self.execute(trusted(f"select pg_backend_pid(), {asked}")))
         if pid == self.info.backend_pid:
-            # Compiling is off for good: a table that must be read whole counts as expensive, however small it is.
+            # JIT is off for all: with enable_seqscan off, a table that must be read whole counts as expensive.
             self.execute(trusted("; ".join(f"set {name} = {value}" for name, value in STEADY_PLANS.items())))
             self.execute("set jit = off")
             self.direct = True
             self._as_the_server = _for_now(dict(zip(names, values, strict=True)))
 
     def plans_right(self, section: str) -> bool:
-        """Whether a section is planned as it should without anything being set."""
+        """Return whether a section is planned in its own way without a setting."""
         return section in STEADY or not self._as_the_server
 
     def plan(self, section: str, *, steady: bool) -> bool:
-        """Set how a section of a transaction is planned, if that was not set for the one before it; says how.
+        """Set how a section of a transaction is planned, unless the one before it set the same. Return how.
 
-        Each has to be planned in one way, wherever it comes: the server keeps the first plan that it made of a text.
+        A section must be planned in the same way everywhere: the server keeps the first plan of a prepared text.
         """
         if not self._as_the_server or steady == (section in STEADY):
             return steady
@@ -54,7 +53,7 @@ class PlannedConnection(Connection[Any]):
 
 
 def _for_now(settings: Mapping[str, str]) -> LiteralString:
-    """Write what sets something until the end of the transaction, as one statement."""
+    """Write one statement that sets parameters until the end of the transaction."""
     return trusted("select " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items()))
 
 
@@ -64,5 +63,5 @@ def only(cursor: Cursor[Any]) -> Any:
 
 
 def trusted(sql: str) -> LiteralString:
-    """Say that a statement comes from a file of ours: psycopg takes no other strings."""
+    """Mark the text of a statement as trusted, as psycopg requires: it comes from a file of duly."""
     return sql

@@ -1,6 +1,6 @@
-"""A few connections, opened when needed and handed out one by one, first come first served.
+"""A small pool of connections, opened when needed, first come first served.
 
-A connection is opened in the thread that needs one, so that the caller gets the error at once, with its reason.
+A connection is opened in the thread that needs it, so the caller gets the error at once, with its reason.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ LEND_SECONDS = 1.0
 
 
 class Pool:
-    """A few connections, opened when needed and handed out one by one."""
+    """A few connections, opened when needed and used by one caller at a time."""
 
-    def __init__(self, connect: Callable[[], PooledConnection], size: int, hung_up: Callable[[], None]) -> None:
+    def __init__(self, connect: Callable[[], PooledConnection], size: int, on_closed: Callable[[], None]) -> None:
         self._connect = connect
-        self._hung_up = hung_up
+        self._on_closed = on_closed
         self._size = size
         self._taken = 0
         self._freed = threading.Condition()
-        self._line: deque[object] = deque()  # who comes first is served first: nobody takes the place he just left
+        self._line: deque[object] = deque()  # first come, first served, also after leaving a place
         self._idle: deque[tuple[float, PooledConnection]] = deque()
 
     def connection(self, *, checked: bool = False) -> Loan:
-        """Hand out a connection for a while; `checked` has it looked at first."""
+        """Return a context that has a connection; `checked` tests it first."""
         return Loan(self, checked)
 
     def take(self, *, checked: bool) -> PooledConnection:
-        """Take a connection, when there is a place for one."""
+        """Take a connection when a place is free."""
         self._take_place()
         try:
             return self._take(checked)
@@ -48,7 +48,7 @@ class Pool:
             raise
 
     def give_back(self, conn: PooledConnection, error: BaseException | None) -> None:
-        """Take a connection back from who had it, and the place that it had."""
+        """Return a connection and its place to the pool."""
         try:
             if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
                 self.close()  # a restarted server has closed the others too
@@ -81,11 +81,11 @@ class Pool:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Do with one place less while a connection of another kind is open. The last place is never lent."""
+        """Reserve a place for a connection of another kind. The last place is never reserved."""
         with self._freed:
             lent = self._size > 1
             self._size -= lent
-            # They may all be at work.
+            # All may be in use.
             self._freed.wait_for(lambda: self._taken <= self._size, LEND_SECONDS)
         while len(self._idle) + self._taken > self._size:
             for _, conn in self._drained():
@@ -102,15 +102,15 @@ class Pool:
 
     def _take(self, checked: bool) -> PooledConnection:
         for since, conn in self._drained():
-            fresh = conn.hear_out() and not checked and time.monotonic() - since < IDLE_SECONDS
+            fresh = conn.finish_hint() and not checked and time.monotonic() - since < IDLE_SECONDS
             if fresh or _alive(conn):
                 return conn
             conn.close()
-            self._hung_up()
+            self._on_closed()
         return self._connect()
 
     def close(self) -> None:
-        """Close every connection that nobody has."""
+        """Close the idle connections."""
         for _, conn in self._drained():
             conn.close()
 
@@ -124,7 +124,7 @@ class Pool:
 
 
 class Loan:
-    """The time for which somebody has a connection. By hand, because every operation has one."""
+    """The context in which a caller has a connection. A class, because every operation makes one."""
 
     __slots__ = ("_checked", "_conn", "_pool")
 

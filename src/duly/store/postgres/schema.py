@@ -16,7 +16,7 @@ from duly.store.postgres.translate import describe, translate
 
 
 def read_meta(conn: Connection[Any], schema: str) -> Mapping[str, str]:
-    """Read what a database says of its schema; empty when it has no tables of ours yet."""
+    """Read the `duly_meta` of a database; empty if it has no tables of duly yet."""
     table = statements.qualified("duly.duly_meta", schema)
     if conn.execute("select to_regclass(%s)", [table]).fetchone() == (None,):
         return {}
@@ -24,7 +24,7 @@ def read_meta(conn: Connection[Any], schema: str) -> Mapping[str, str]:
 
 
 def look(url: str, *, schema: str = "duly") -> Mapping[str, str]:
-    """Read what a database says of its schema, without changing it."""
+    """Read the `duly_meta` of a database without changing it."""
     try:
         with psycopg.connect(with_timeouts(url, CONNECT_SECONDS)) as conn:
             return read_meta(conn, schema)
@@ -33,11 +33,11 @@ def look(url: str, *, schema: str = "duly") -> Mapping[str, str]:
 
 
 def bring_up_to_date(url: str, *, schema: str = "duly", grant: str | None = None) -> tuple[migrate.Migration, ...]:
-    """Apply what is pending and return it. Several at once wait for each other; a failure leaves nothing behind."""
+    """Apply pending migrations and return them. Concurrent calls wait for each other; a failure changes nothing."""
     try:
         with psycopg.connect(with_timeouts(url, CONNECT_SECONDS)) as conn:
             conn.execute("select pg_advisory_xact_lock(hashtext(%s))", [f"duly migrate {schema}"])
-            conn.execute(LOCK_TIMEOUT)  # whoever comes after a migration that waits for a table waits for it too
+            conn.execute(LOCK_TIMEOUT)  # statements that come after a migration that waits for a table wait too
             steps = migrate.pending("postgres", read_meta(conn, schema))
             for statement in migration_statements(schema, steps, grant=grant):
                 conn.execute(trusted(statement))
@@ -47,8 +47,8 @@ def bring_up_to_date(url: str, *, schema: str = "duly", grant: str | None = None
         ) from error
     except errors.LockNotAvailable as error:
         raise StoreUnavailable(
-            f"migrate: another transaction has held the tables of {describe(url)} all the while (a dump, say); nothing "
-            "was changed. Run it again when that has ended: `duly doctor` names long transactions"
+            f"migrate: another transaction (such as a dump) has locked the tables of {describe(url)}, so nothing was "
+            "changed. Run it again when that has ended: `duly doctor` names long transactions"
         ) from error
     except psycopg.Error as error:
         raise translate(error, "migrate", describe(url), sent=False) from error
@@ -56,7 +56,7 @@ def bring_up_to_date(url: str, *, schema: str = "duly", grant: str | None = None
 
 
 def migration_statements(schema: str, steps: tuple[migrate.Migration, ...], *, grant: str | None = None) -> list[str]:
-    """Give the statements of migrations, and those that let a role work with the tables but not change them."""
+    """Return the statements of migrations, and those that grant a role the use of the tables but no changes to them."""
     quoted = statements.quoted(schema)
     texts = [f"create schema if not exists {quoted}"] if steps and steps[0].number == 1 else []
     texts += [statements.qualified(statement, schema) for step in steps for statement in step.statements]

@@ -9,9 +9,9 @@ from psycopg.conninfo import conninfo_to_dict
 from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 
 ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected)
-# The server is well, and says that something else is in the way.
+# The server works, but another transaction is in the way.
 IN_THE_WAY = (*ROLLED_BACK, errors.LockNotAvailable, errors.QueryCanceled)
-# What a server says to a name, a password or a host that it will not take tomorrow either.
+# The messages of a server for a wrong name, password or host: waiting does not help.
 REFUSALS = (
     "does not exist",
     "authentication failed",
@@ -33,8 +33,8 @@ def describe(url: str) -> str:
 
 
 def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> StoreError:
-    """Turn what psycopg raised into an error that says what happened and what to do."""
-    # A server's own words in one line; their DETAIL would quote the whole row, payload included.
+    """Turn an error of psycopg into one of duly, with what happened and what to do."""
+    # The server's message in one line. Its DETAIL would quote the whole row with the payload.
     detail = error.diag.message_primary or " ".join(str(error).split())
     match error:
         case errors.UndefinedTable() | errors.InvalidSchemaName() | errors.UndefinedColumn():
@@ -74,23 +74,23 @@ def _unreachable(detail: str) -> str:
 
 
 def _is_misnamed(detail: str) -> bool:
-    """Say whether the server does not know or want who asks: waiting would not help."""
+    """Return whether the server refuses the name, password or host: waiting does not help."""
     return any(words in detail for words in REFUSALS)
 
 
 def is_down(error: BaseException | None) -> bool:
-    """Tell whether the server cannot be reached, or cannot be written to."""
+    """Return whether the server cannot be reached or written to."""
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(error, IN_THE_WAY)
 
 
 def first_error(error: psycopg.Error) -> psycopg.Error:
-    """Give the error that aborted a pipeline; those of the statements after it can hide it."""
+    """Return the error that aborted a pipeline; the errors of later statements can hide it."""
     hidden = error.__context__
     return hidden if isinstance(error, errors.PipelineAborted) and isinstance(hidden, psycopg.Error) else error
 
 
 def own_error(error: StoreError) -> StoreError:
-    """Give everybody of a batch an error of its own to raise."""
+    """Copy an error, so that each caller of a batch raises its own."""
     own = type(error)(str(error))
     own.__cause__ = error.__cause__
     return own

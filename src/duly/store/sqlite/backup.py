@@ -1,8 +1,8 @@
-"""Backups of a SQLite database, and how one is brought back.
+"""Makes backups of a SQLite database, and restores them.
 
-A copy is made in one read transaction, to a draft beside its place, and moved there when it is whole and on the disk. A
-database that is there is overwritten by SQLite itself, in one transaction of that database: killed at any moment, it is
-the old one or the new one. A draft that a killed process left is removed by the next copy to the same place.
+A copy is made in one read transaction, to a draft beside its target, and moved there when it is complete and on the
+disk. SQLite overwrites an existing database in one transaction: if the process is killed, it is the old one or the new
+one. If a killed process left a draft, the next copy to the same target deletes it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def backup(
     origin, place = _resolved(source), _resolved(target)
     check_path(place)
     _refuse_to_overwrite(place, origin, replace=replace)
-    with _told("backup", origin), closing(_open_to_copy(origin, "mode=rw")) as conn:
+    with _translated("backup", origin), closing(_open_to_copy(origin, "mode=rw")) as conn:
         # One read transaction for all: what others write meanwhile would make the copy begin anew, for ever perhaps.
         conn.execute("begin")
         _check_is_ours(conn, origin)
-        with _draft(place, origin) as draft, _told("backup", origin, written=place):
+        with _draft(place, origin) as draft, _translated("backup", origin, written=place):
             _copy_to_draft(conn, draft, progress)
             if not _put(draft, place, replace=replace):
-                raise _is_there(place)
+                raise _exists(place)
 
 
 def restore(
@@ -70,14 +70,14 @@ def restore(
 ) -> HoldFigure | None:
     """Make a database what it was when `source` was made, at once or, if that fails, not at all.
 
-    With `hold_by` nothing of it runs before a person has looked; answers what is held. Where the target is there,
-    it is changed by SQLite itself, in one transaction: whoever has it open sees the old one, then the new one. It is
+    With `hold_by`, none of its jobs run before an operator has checked them; returns the counts. SQLite changes an
+    existing target in one transaction, so programs that have it open see the old one, then the new one. The target is
     refused while workers are alive there, and if it has tables that the backup lacks, unless `force`.
     """
     origin, place = _resolved(source), _resolved(target)
     with _opened_to_restore(origin, place, force=force) as (conn, _), _draft(place, origin) as draft:
         parts = 2 if place.exists() else 1
-        with _told("restore", origin, written=place):
+        with _translated("restore", origin, written=place):
             _copy_to_draft(conn, draft, _part(progress, 0, parts))
             held = _make_ready(draft, origin, hold_by)
         if place.exists() or not _put(draft, place):
@@ -99,7 +99,7 @@ def check_restore(
 def opened_to_look(source: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     """Open a backup for the operations of this version, without changing it."""
     origin = _resolved(source)
-    with _told("restore", origin), closing(_open_to_copy(origin, _untouched(origin))) as conn:
+    with _translated("restore", origin), closing(_open_to_copy(origin, _untouched(origin))) as conn:
         if not migrate.pending("sqlite", _check_is_ours(conn, origin)):
             conn.execute("begin")
             yield conn
@@ -112,7 +112,7 @@ def opened_to_look(source: str | os.PathLike[str]) -> Iterator[sqlite3.Connectio
 
 
 class _Shape(NamedTuple):
-    """What of a database decides whether it can be written over another."""
+    """The properties that decide whether a database can be written over another."""
 
     page_bytes: int
     tables: frozenset[str]
@@ -128,12 +128,12 @@ def _refuse_to_overwrite(place: Path, origin: Path, *, replace: bool) -> None:
         raise ConfigError(f"{place} is the database itself: name another file for its backup")
     _refuse_no_file(place)
     if place.exists() and not replace:
-        raise _is_there(place)
+        raise _exists(place)
     _refuse_leftovers(place)
 
 
-def _is_there(place: Path) -> ConfigError:
-    return ConfigError(f"{place} is there already: name another file, or say that it may be replaced")
+def _exists(place: Path) -> ConfigError:
+    return ConfigError(f"{place} exists already: name another file, or allow that it is replaced")
 
 
 def _refuse_no_file(place: Path) -> None:
@@ -159,7 +159,7 @@ def _opened_to_restore(
 ) -> Iterator[tuple[sqlite3.Connection, tuple[str, ...]]]:
     """Open a backup that can be restored to a place, and name the tables that would go there."""
     check_host(place, network_ok=False)
-    with _told("restore", origin), closing(_open_to_copy(origin, _untouched(origin))) as conn:
+    with _translated("restore", origin), closing(_open_to_copy(origin, _untouched(origin))) as conn:
         _check_schema(conn, origin)
         going = _refuse_to_disturb(place, origin, _shape(conn), force=force)
         _check_is_whole(conn, origin)
@@ -173,7 +173,7 @@ def _shape(conn: sqlite3.Connection) -> _Shape:
 
 
 def _refuse_to_disturb(place: Path, origin: Path, backup: _Shape, *, force: bool) -> tuple[str, ...]:
-    """Refuse to restore over the backup, over what is not ours, and under the feet of workers; answer what goes."""
+    """Refuse a target that is the backup, is not of duly or has living workers. Return what is deleted."""
     _refuse_no_file(place)
     if not place.exists():
         _refuse_leftovers(place)
@@ -219,7 +219,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _move_away(place: Path) -> str:
-    """Say how to make room for a backup where a database is that cannot be written over."""
+    """Return the remedy for a target that cannot be overwritten."""
     files = [place, *(place.with_name(place.name + ending) for ending in BESIDE)]
     named = ", ".join(str(file) for file in files if file.exists())
     return f"stop what uses it, move it away with all that belongs to it ({named}), and try again"
@@ -240,7 +240,7 @@ def _open_to_copy(path: Path, how: str) -> sqlite3.Connection:
 
 
 def _untouched(path: Path) -> str:
-    """Say how to open a file without a trace. One with a journal beside it needs that to be read."""
+    """Return how to open a file without leaving files beside it. One with a journal beside it needs that to be read."""
     return "mode=ro" if _journals(path) else "mode=ro&immutable=1"
 
 
@@ -265,7 +265,7 @@ def _check_is_whole(conn: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _draft(place: Path, origin: Path) -> Iterator[Path]:
-    """Give a file beside `place` that whoever may read `origin` may read, and remove what is left of it at the end."""
+    """Make a file beside `place` with the rights of `origin`, and delete it at the end if it is still there."""
     _remove_drafts_of_the_dead(place)
     draft = place.with_name(f".{place.name}.{os.getpid()}.{os.urandom(3).hex()}.draft")
     _drafts.add(draft)
@@ -319,7 +319,7 @@ def _copy_to_draft(conn: sqlite3.Connection, draft: Path, progress: Progress | N
 
 
 def _open_draft(draft: Path) -> sqlite3.Connection:
-    """Open a draft that must be there: were it removed by somebody, an empty one would be put in its place."""
+    """Open a draft that must exist: if it was deleted, an empty one must not take its place."""
     return sqlite3.connect(f"{draft.as_uri()}?mode=rw", uri=True, isolation_level=None)
 
 
@@ -408,8 +408,8 @@ def _copy_into(draft: Path, place: Path, progress: Progress | None) -> None:
 
 
 @contextmanager
-def _told(op: str, read: Path, *, written: Path | None = None) -> Iterator[None]:
-    """Say of which file an error is: `written` if it is one that only writing can have."""
+def _translated(op: str, read: Path, *, written: Path | None = None) -> Iterator[None]:
+    """Translate errors and name their file: `written` for an error that only writing can have."""
     try:
         yield
     except sqlite3.Error as error:

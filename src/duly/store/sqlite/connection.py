@@ -1,7 +1,7 @@
 """Opens connections to a SQLite file, takes its write lock, and turns what sqlite3 raises into errors of duly.
 
-Below 3.51.3 a passive checkpoint, the automatic kind, can corrupt the file when it races a commit of another
-connection. So no connection of ours checkpoints by itself: one thread per process does (see `writer`).
+Before SQLite 3.51.3, a passive checkpoint (the automatic kind) can corrupt the file if it races a commit of another
+connection. So duly turns automatic checkpoints off; one thread per process checkpoints (see `writer`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 
 BUSY_SECONDS = 5.0
-HELD_UP_TIMES = 4  # as long, while another process is at a checkpoint
-# How often a writer looks whether it can have the lock: at random, so that all who wait have the same chance.
+HELD_UP_TIMES = 4  # times as long during a checkpoint of another process
+# How often a writer tries to take the lock: at random intervals, so that all writers have the same chance.
 LOCK_LOOK_SECONDS = (0.0005, 0.004)
-# Of duly_meta there always are: with the table there, a connection that is open does not notice who analyzes.
+# duly_meta always has statistics: once the table exists, open connections do not notice when a program analyzes.
 STATISTICS = "select name from sqlite_master where name = 'sqlite_stat1'"
 HAS_OURS = "select exists (select 1 from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly_meta')"
 FORGET_OURS = "delete from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly_meta'"
@@ -27,7 +27,7 @@ FORGET_OURS = "delete from sqlite_stat1 where tbl glob 'duly_*' and tbl <> 'duly
 
 @contextmanager
 def closed_on_failure(conn: sqlite3.Connection) -> Iterator[None]:
-    """Close a connection that cannot be set up."""
+    """Close the connection if the block fails."""
     try:
         yield
     except BaseException:
@@ -36,7 +36,7 @@ def closed_on_failure(conn: sqlite3.Connection) -> Iterator[None]:
 
 
 def open_connection(path: Path, durability: str, busy_s: float) -> sqlite3.Connection:
-    """Open a connection the way all of ours are opened."""
+    """Open a connection with the settings of duly."""
     conn = sqlite3.connect(
         path,
         timeout=busy_s,
@@ -55,12 +55,12 @@ def open_connection(path: Path, durability: str, busy_s: float) -> sqlite3.Conne
 
 
 def _forget_statistics(conn: sqlite3.Connection) -> None:
-    """Plan as if nobody had ever analyzed our tables.
+    """Delete statistics on the tables of duly, so that they do not affect plans.
 
-    A queue that was analyzed while it was nearly empty is believed to be so ever after, and every claim would read all
-    of it. Whoever has more to do on this file than we know may analyze his own tables as he likes.
+    If a queue is analyzed while it is nearly empty, every later claim reads all of it. Statistics on tables of the user
+    are kept.
     """
-    with suppress(sqlite3.Error):  # there are none, or somebody writes and we do not wait: the next one may forget them
+    with suppress(sqlite3.Error):  # no statistics, or another process writes: a later one deletes them
         if conn.execute(STATISTICS).fetchone() and conn.execute(HAS_OURS).fetchone()[0]:
             conn.execute("pragma busy_timeout = 0")
             conn.execute(FORGET_OURS)
@@ -68,7 +68,7 @@ def _forget_statistics(conn: sqlite3.Connection) -> None:
 
 
 def _patiently(conn: sqlite3.Connection, sql: str, seconds: float) -> None:
-    """Run what SQLite refuses at once, whatever the busy timeout, while another process opens the file too."""
+    """Retry a statement that SQLite refuses, despite the busy timeout, while another process opens the file."""
     give_up_at = time.monotonic() + seconds
     while True:
         try:
@@ -81,11 +81,11 @@ def _patiently(conn: sqlite3.Connection, sql: str, seconds: float) -> None:
 
 
 def begin(conn: sqlite3.Connection, busy_s: float, *, is_held_up: Callable[[], bool] = bool) -> None:
-    """Take the lock; it is told to be locked only if nobody has committed all the while.
+    """Take the write lock. Fail only if no other connection has committed for the whole time.
 
-    SQLite does not queue those who wait, and its own waiting sleeps longer and longer: of eight processes one got
-    the lock after seconds. While others get it, waiting is only bad luck. While another process checkpoints, nobody
-    commits; on a busy machine that takes longer than it should, but not for ever.
+    SQLite has no queue for writers, and its own waiting sleeps longer and longer: of eight processes, one got the lock
+    after seconds. While others commit, the file is not stuck. During a checkpoint of another process there are no
+    commits; on a busy machine this takes longer.
     """
     seen, give_up_at = None, 0.0
     held_up_until = time.monotonic() + HELD_UP_TIMES * busy_s
@@ -114,8 +114,8 @@ def data_version(conn: sqlite3.Connection) -> int | None:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Tell whether another connection holds the lock."""
-    # The module's own errors, such as for text that is not UTF-8, have no code.
+    """Return whether another connection holds the lock."""
+    # Errors of the sqlite3 module itself, such as for text that is not UTF-8, have no code.
     return isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in (
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,
@@ -130,7 +130,7 @@ def check_path(path: Path) -> None:
         is_folder, is_lost = path.is_dir(), not path.parent.is_dir()
     except PermissionError as error:
         raise ConfigError(
-            f"{path} cannot be looked at ({error.strerror}): look at the rights and the owner of its folder"
+            f"{path} cannot be read ({error.strerror}): check the rights and the owner of its folder"
         ) from error
     if is_folder:
         raise ConfigError(f"{path} is a folder: name a file in it, such as {path / 'duly.db'}")
@@ -139,7 +139,7 @@ def check_path(path: Path) -> None:
 
 
 def translate(error: Exception, op: str, where: object, *, committing: bool = False) -> Exception:
-    """Turn what sqlite3 raised into an error that says what happened and what to do."""
+    """Turn an error of sqlite3 into one of duly, with what happened and what to do."""
     if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
@@ -159,7 +159,7 @@ def translate(error: Exception, op: str, where: object, *, committing: bool = Fa
     if code == sqlite3.SQLITE_NOTADB:
         return StoreError(f"{op}: {where} is not a database: name another file")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM):
-        return StoreUnavailable(f"{op}: {where} cannot be used ({error}): look at the file, its folder and its owner")
+        return StoreUnavailable(f"{op}: {where} cannot be used ({error}): check the file, its folder and its owner")
     if code in (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
         return StoreRefused(f"{op}: {where} refuses this data ({error})")
     return StoreError(f"{op}: {where}: {error}")

@@ -28,7 +28,7 @@ from duly.store.sqlite.writer import Writer
 READERS = 4
 WATCH_BUSY_SECONDS = 0.1
 
-# Connections that a forked child inherited. They belong to the parent: using or closing one here would drop its locks.
+# Connections that a forked child inherited. Using or closing one in the child would drop the locks of the parent.
 _abandoned: list[object] = []
 _drivers: weakref.WeakSet[SQLiteDriver] = weakref.WeakSet()
 _forking: list[SQLiteDriver] = []
@@ -55,15 +55,15 @@ class SQLiteDriver(Driver):
         self._durability = durability
         self._network_ok = network_ok
         self.busy_s = busy_s
-        self._begin_afresh()
+        self._reset()
         _drivers.add(self)
 
     @property
     def wal(self) -> str:
-        """Where the WAL is: SQLite puts it beside the file that a link leads to."""
+        """The path of the WAL: if the file is a link, SQLite puts it beside the target."""
         return f"{os.path.realpath(self.path)}-wal"
 
-    def _begin_afresh(self) -> None:
+    def _reset(self) -> None:
         self._opening = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._writer: Writer | None = None
@@ -72,7 +72,7 @@ class SQLiteDriver(Driver):
         self._read_ended = threading.Condition()
 
     def execute(self, op: Op[Any]) -> Rows:
-        """Run `op` once: a read on a connection of its own, a write through the writer."""
+        """Run `op` once: a read on a separate connection, a write through the writer."""
         if not op.writes:
             return self._read(op)
         outcome = self._open().lead(op)
@@ -85,7 +85,7 @@ class SQLiteDriver(Driver):
     async def aexecute(self, op: Op[Any]) -> Rows:
         """Run `op` once, without blocking the event loop."""
         if not op.writes or self._writer is None:
-            # Threads of our own: handlers may have taken all of the event loop's.
+            # Separate threads: handlers may occupy all threads of the event loop.
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="duly-sqlite")
             return await asyncio.get_running_loop().run_in_executor(self._threads, self.execute, op)
@@ -96,19 +96,19 @@ class SQLiteDriver(Driver):
 
     def _submit(self, waiting: Waiting) -> None:
         while not self._open().submit(waiting):
-            pass  # the file was closed meanwhile, for a fork perhaps: open it again
+            pass  # the file was closed meanwhile, such as for a fork: open it again
 
     def close(self) -> None:
-        """Finish what was handed in, then close the file. The next operation opens it again."""
+        """Finish the submitted operations, then close the file. The next operation opens it again."""
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown()
         with self._opening:
             self._close()
-        self._go_on_watching()
+        self._resume_watches()
 
     def about(self) -> About:
-        """Say which file this is and how it is set."""
+        """Open the file, and return which one it is and how it is set."""
         with self._reader() as conn:
             try:
                 schema = migrate.version(read_meta(conn))
@@ -117,7 +117,7 @@ class SQLiteDriver(Driver):
         return About("SQLite", str(self.path), f"SQLite {sqlite3.sqlite_version}", str(schema), self._durability)
 
     def examine(self, *, deep: bool = False) -> list[Finding]:
-        """Look at the library, the file and the disk; `deep` has SQLite read the whole file."""
+        """Check the library, the file and the disk; `deep` runs SQLite's own check of the whole file."""
         access = health.access(self.path)
         if access.level == "error":
             return [access]
@@ -138,10 +138,10 @@ class SQLiteDriver(Driver):
             conn.close()
 
     def before_fork(self) -> None:
-        """Close the file while this process forks, and let nobody open it.
+        """Close the file and keep it closed while this process forks.
 
-        SQLite remembers per process which locks it holds. A child would inherit that memory without the locks:
-        the parent could then delete the WAL that the child writes to.
+        SQLite remembers per process which locks it holds. A child inherits this memory without the locks: the parent
+        could then delete the WAL to which the child writes.
         """
         self._opening.acquire()
         self._close()
@@ -151,16 +151,16 @@ class SQLiteDriver(Driver):
     def after_fork(self) -> None:
         """Let the file be opened again, in the parent."""
         self._opening.release()
-        self._go_on_watching()
+        self._resume_watches()
 
-    def _go_on_watching(self) -> None:
-        """Have those that were armed look for themselves, and arm again."""
+    def _resume_watches(self) -> None:
+        """Call back the watches that were armed, so that they claim and arm again."""
         resting, self._resting = self._resting, []
         for watch in resting:
             watch.tell()
 
     def mind_wal(self) -> None:
-        """Have the WAL checkpointed if it has grown, after a commit that was not ours."""
+        """Checkpoint the WAL if it has grown, after a commit on a caller's connection."""
         if checkpoint.is_long(self.wal):
             self._open().mind_wal()
 
@@ -169,14 +169,14 @@ class SQLiteDriver(Driver):
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
-        """Keep the file from being closed; it may be one that cannot be used."""
+        """Keep the file open for the block; ignore errors of a file that cannot be used."""
         with suppress(DulyError):
             self._open()
         with self._opening:
             yield
 
     def _look(self) -> _Sight | None:
-        """Open a connection for a watch; None while the file cannot be used: others tell of that."""
+        """Open a connection for a watch. None: the file cannot be used; operations raise the error."""
         if self._writer is None:
             return None
         try:
@@ -185,13 +185,13 @@ class SQLiteDriver(Driver):
             return None
 
     def abandon(self) -> None:
-        """Forget every handle without closing it, in a forked child."""
+        """Drop every handle without closing it, in a forked child."""
         self._abandon_watches()
         self._resting.clear()
         if self._writer is not None:
             _abandoned.append(self._writer)
         _abandoned.extend(self._readers)
-        self._begin_afresh()
+        self._reset()
 
     def _open(self) -> Writer:
         writer = self._writer
@@ -211,7 +211,7 @@ class SQLiteDriver(Driver):
                 raise self.failed(error, op.name) from error
 
     def failed(self, error: Exception, op: str, *, committing: bool = False) -> Exception:
-        """Translate what was raised, and count when the file could not be used."""
+        """Translate an error, and count it if the file cannot be used."""
         failure = translate(error, op, self.path, committing=committing)
         if isinstance(failure, StoreUnavailable | AnswerLost):
             self.failures += 1
@@ -220,7 +220,7 @@ class SQLiteDriver(Driver):
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
         self._open()
-        with self._opening, self._read_ended:  # nobody begins to read while the file is being closed
+        with self._opening, self._read_ended:  # no read begins while the file is being closed
             readers = self._readers
             conn = readers.pop() if readers else None
             self._reading += 1
@@ -237,7 +237,7 @@ class SQLiteDriver(Driver):
                 self._read_ended.notify_all()
 
     def connect(self, *, busy_s: float | None = None) -> sqlite3.Connection:
-        """Open a connection the way all of ours are opened."""
+        """Open a connection with the settings of duly."""
         busy_s = self.busy_s if busy_s is None else busy_s
         try:
             return open_connection(self.path, self._durability, busy_s)
@@ -245,7 +245,7 @@ class SQLiteDriver(Driver):
             raise self.failed(error, "open") from error
 
     def run_all(self, conn: sqlite3.Connection, batch: Sequence[Op[Any]]) -> list[Rows]:
-        """Run operations one after the other; plain enqueues on the same terms as one, which have no rows."""
+        """Run operations one by one; plain enqueues with equal terms as one, which has no rows."""
         if self.hook is not None or len(batch) == 1:
             return [self.run_on(conn, op) for op in batch]
         answers: list[Rows] = [[] for _ in batch]
@@ -257,7 +257,7 @@ class SQLiteDriver(Driver):
         return answers
 
     def run_on(self, conn: sqlite3.Connection, op: Op[Any]) -> Rows:
-        """Run the statements of `op` on a connection, inside whatever transaction it is in."""
+        """Run the statements of `op` on a connection, in its open transaction if it has one."""
         rows: list[Any] = []
         hook = self.hook
         for section in op.sections:
@@ -271,7 +271,7 @@ class SQLiteDriver(Driver):
 
 
 class _Sight:
-    """What a watch sees of the file."""
+    """The view of a watch on the file."""
 
     def __init__(self, conn: sqlite3.Connection, path: Path) -> None:
         self._conn = conn
@@ -283,7 +283,7 @@ class _Sight:
         return data_version(self._conn)
 
     def is_stale(self) -> bool:
-        """Tell whether the file has been replaced by another."""
+        """Return whether the file was replaced by another."""
         return self._file != self._identity()
 
     def close(self) -> None:

@@ -19,26 +19,26 @@ from duly.store.sqlite.schema import read_meta
 OLDEST = (3, 38, 0)
 WAL_IS_SAFE = (3, 51, 3)
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "fuse.sshfs", "ncpfs"})
-# Other SQLite libraries that a program may bring along, by the names of their modules.
+# Modules that bring another SQLite library.
 OTHER_LIBRARIES = ("apsw", "pysqlite3", "sqlcipher3", "pysqlcipher3", "libsql", "libsql_experimental", "turso")
 SYNCHRONOUS = {0: "off", 1: "normal", 2: "full", 3: "full"}
 
 
 def examine(conn: sqlite3.Connection, path: Path, log_path: str, *, deep: bool) -> list[Finding]:
-    """Examine a file that can be opened, by a connection to it; `deep` has SQLite read the whole file."""
+    """Check a file by a connection to it; `deep` runs SQLite's own check of the whole file."""
     inside = _look_inside(conn, deep)
     return [*_look_at_libraries(), access(path), *_look_around(path, log_path), *inside]
 
 
 def check_access(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that this user may only read: a worker would wait for ever, as nothing changes that by itself."""
+    """Refuse a file that this user may only read: a worker would wait for ever."""
     found = access(Path(path))
     if found.level == "error":
         raise StoreError(f"{found.text}: {found.remedy}")
 
 
 def access(path: Path) -> Finding:
-    """Say whether this user may write to the file and to its folder."""
+    """Judge whether this user may write to the file and to its folder."""
     file = not path.exists() or os.access(path, os.R_OK | os.W_OK)
     return health.access(str(path), file=file, folder=os.access(path.parent, os.W_OK | os.X_OK))
 
@@ -49,18 +49,18 @@ def _look_at_libraries() -> list[Finding]:
 
 
 def other_libraries() -> list[str]:
-    """Name modules of this process that bring another SQLite library along; one that poses as sqlite3 is ours."""
+    """List loaded modules with another SQLite library; one that replaces sqlite3 is the same library."""
     loaded = {name: sys.modules[name] for name in OTHER_LIBRARIES if name in sys.modules}
     return [name for name, module in loaded.items() if getattr(module, "Connection", None) is not sqlite3.Connection]
 
 
 def wal_verdict() -> str:
-    """Say in one sentence whether this SQLite is safe from the WAL checkpoint race."""
+    """Return in one sentence whether this SQLite is safe from the WAL checkpoint race."""
     if sqlite3.sqlite_version_info >= WAL_IS_SAFE:
         return f"SQLite {sqlite3.sqlite_version}: safe"
     return (
-        f"SQLite {sqlite3.sqlite_version} can corrupt a WAL file when an automatic checkpoint races a commit; "
-        "duly never checkpoints that way, but other programs that write to the file must set wal_autocheckpoint to 0"
+        f"SQLite {sqlite3.sqlite_version} can corrupt a WAL file if an automatic checkpoint races a commit. duly makes "
+        "no automatic checkpoints; other programs that write to the file must set wal_autocheckpoint to 0"
     )
 
 
@@ -70,7 +70,7 @@ def _look_around(path: Path, log_path: str) -> list[Finding]:
     return [
         health.file_system(kind, network=kind in NETWORK),
         health.room(free, path.stat().st_size),
-        # A log begins anew when it has reached its length; four times that means that it cannot.
+        # A WAL starts over at its limit; four times that means that it cannot.
         health.log_length(checkpoint.length(log_path), 4 * checkpoint.CHECKPOINT_BYTES),
     ]
 
@@ -88,7 +88,7 @@ def _look_inside(conn: sqlite3.Connection, deep: bool) -> list[Finding]:
 
 
 def check_host(path: Path, *, network_ok: bool) -> None:
-    """Refuse what would lose data later: an old library, a missing folder, a network file system."""
+    """Refuse a host that would lose data: an old library, a missing folder, a network file system."""
     if sqlite3.sqlite_version_info < OLDEST:
         raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old: duly needs 3.38 or newer")
     check_path(path)
@@ -101,7 +101,7 @@ def check_host(path: Path, *, network_ok: bool) -> None:
 
 
 def file_system(folder: Path) -> str | None:
-    """Return the type of the file system that holds `folder`, where the system tells."""
+    """Return the type of the file system that holds `folder`, if known."""
     try:
         mounts = Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()
     except OSError:

@@ -11,11 +11,11 @@ from duly.store.sqlite.connection import BUSY_SECONDS, begin, check_path, transl
 
 
 def bring_up_to_date(conn: sqlite3.Connection, path: Path, busy_s: float = BUSY_SECONDS) -> None:
-    """Create or migrate the tables; any number of processes may do this at once, while others write."""
+    """Create or migrate the tables. Any number of processes may do this at once, while others write."""
     try:
         if migrate.pending("sqlite", read_meta(conn)):
             _migrate(conn, busy_s)
-        # By now, which may be long after the first look: somebody may have gone further than we know.
+        # Read again: another process may have applied newer migrations meanwhile.
         migrate.check("sqlite", read_meta(conn), str(path))
     except sqlite3.Error as error:
         raise translate(error, "migrate", path) from error
@@ -24,7 +24,7 @@ def bring_up_to_date(conn: sqlite3.Connection, path: Path, busy_s: float = BUSY_
 def _migrate(conn: sqlite3.Connection, busy_s: float) -> None:
     conn.execute("pragma busy_timeout = 0")  # `begin` waits instead
     begin(conn, busy_s)
-    conn.execute(f"pragma busy_timeout = {int(busy_s * 1000)}")  # where there is no log, a commit waits for readers
+    conn.execute(f"pragma busy_timeout = {int(busy_s * 1000)}")  # without a WAL, a commit waits for readers
     try:
         for step in migrate.pending("sqlite", read_meta(conn)):
             for statement in step.statements:
@@ -38,14 +38,14 @@ def _migrate(conn: sqlite3.Connection, busy_s: float) -> None:
 
 
 def look(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Read what a file says of its schema, without creating or changing it."""
+    """Read the `duly_meta` of a file, without creating or changing the file."""
     place = Path(path).absolute()
     check_path(place)
     if not place.exists():
         return {}
-    checkpoint = place.with_name(place.name + "-wal")
-    # Immutable, or even a look would leave files beside it; but what is only in the log must be seen.
-    how = "mode=ro" if checkpoint.exists() and checkpoint.stat().st_size else "mode=ro&immutable=1"
+    wal = place.with_name(place.name + "-wal")
+    # Without `immutable`, reading would leave files beside it; but rows that are only in the WAL must be read.
+    how = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
     try:
         conn = sqlite3.connect(f"{place.as_uri()}?{how}", uri=True)
         try:
@@ -57,7 +57,7 @@ def look(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def read_meta(conn: sqlite3.Connection) -> dict[str, str]:
-    """Read what the file says of its schema; empty when it has no tables of ours yet."""
+    """Read `duly_meta`; empty if the file has no tables of duly yet."""
     if not conn.execute("select 1 from sqlite_master where name = 'duly_meta'").fetchone():
         return {}
     return dict(conn.execute("select name, value from duly_meta"))

@@ -1,8 +1,7 @@
-"""Wake-ups across processes on one file: the kernel tells of a write, the database of the commit.
+"""Wakes up workers across processes on one file: the kernel reports a write, the database its commit.
 
-Linux tells when somebody writes to the WAL (inotify), which comes before the commit can be seen: a short spin on the
-database's own counter of changes follows. Where the kernel does not tell, the counter is polled, less and less often.
-Nothing happens while nobody waits.
+Linux reports writes to the WAL (inotify). The commit is visible a little later, so a short spin on the database's
+change counter follows. Without inotify the counter is polled, less and less often. Unarmed watches cost nothing.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from typing import Protocol
 from duly.store.driver import Driver, Pace, Watch
 
 IN_MODIFY, IN_ONESHOT = 0x2, 0x80000000
-# From the write to the commit lies the sync of the disk. After `GIVE_UP` the call is made anyhow.
+# Between the write and the commit is the sync of the disk. After `GIVE_UP` seconds the watch calls back anyway.
 SPIN, SPIN_FOR, SLOWEST, GIVE_UP = 0.0002, 0.005, 0.02, 1.0
-SELECTABLE = 0.001  # the shortest time that Python waits for with epoll
+SELECTABLE = 0.001  # the shortest timeout of epoll in Python
 BLIND_FIRST, BLIND_SLOWEST, BLIND_GROWTH = 0.001, 0.05, 1.25
 
 
 class Sight(Protocol):
-    """A connection of the watch's own, which only looks."""
+    """A connection of the watch, which only reads."""
 
     def version(self) -> int | None:
         """Read the counter that every commit of another connection changes. None: it cannot be read."""
 
     def is_stale(self) -> bool:
-        """Tell whether the file has been replaced by another."""
+        """Return whether the file was replaced by another."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -55,17 +54,17 @@ class FileWatch(Watch):
         super().__init__(driver, on_change)
         self._wal = wal
         self._look = look
-        self._opening = opening  # held while the file may be opened: not during a fork
+        self._opening = opening  # holds off a fork while the file is opened
         self._pace = Pace()
         self._lock = threading.Lock()
         self._armed = False
         self._sight: Sight | None = None
         self._seen: int | None = None
-        self._quiet = False  # nobody has begun to write since the last call
+        self._quiet = False  # no write has begun since the last call
         self._thread: _Thread | None = None
 
     def arm(self, *, fruitful: bool = False) -> None:
-        """From the return on, have the next commit of another connection call back. Armed already, it does nothing."""
+        """Call back at the next commit of another connection from now on."""
         if fruitful:
             self._pace.fruitful()
         if self._armed or self._closed:
@@ -80,7 +79,7 @@ class FileWatch(Watch):
             self._arm()
 
     def rearm(self, *, fruitful: bool = False) -> bool:
-        """Arm at once after a call; says whether nobody has committed since that, or begun to write."""
+        """Arm after a call. Return whether no other connection has committed or begun to write since."""
         if fruitful:
             self._pace.fruitful()
         if self._armed or self._closed:
@@ -97,7 +96,7 @@ class FileWatch(Watch):
             self._lock.release()
 
     def disarm(self) -> None:
-        """Hear no more of other processes; at most one more write wakes the thread."""
+        """Stop calling back for other processes; at most one more write wakes the thread."""
         self._armed = self._quiet = False
 
     def rest(self) -> bool:
@@ -111,7 +110,7 @@ class FileWatch(Watch):
         return was_armed
 
     def abandon(self) -> None:
-        """Forget a lock that a thread of the parent's may hold; the rest was let go of before the fork."""
+        """Replace the lock, which a thread of the parent may hold; everything else was closed before the fork."""
         self._lock = threading.Lock()
 
     def _is_open(self) -> bool:
@@ -131,40 +130,40 @@ class FileWatch(Watch):
     def _arm(self) -> None:
         thread, sight = self._thread, self._sight
         if thread is None or sight is None:
-            return  # polling serves
-        told = thread.watch_once(self._wal)
+            return  # the worker polls
+        reported = thread.watch_once(self._wal)
         self._seen = sight.version()
         self._armed = True
-        if not told:
+        if not reported:
             thread.ring()
 
-    def _await_change(self, told: bool, thread: _Thread) -> None:
-        """Wait for the commit that follows a write, or for any while nothing tells of writes; then call back."""
-        with self._lock:  # who is arming gets to its end
-            if not self._armed:  # who arms again has not looked since this write
+    def _await_change(self, reported: bool, thread: _Thread) -> None:
+        """Wait for the commit after a write, or for any commit if writes are not reported; then call back."""
+        with self._lock:  # wait for an arming in progress
+            if not self._armed:  # the next arming reads the counter after this write
                 self._quiet = False
                 return
         thread.stopping.wait(self._pace.pause())
-        began, pause = time.monotonic(), SPIN if told else BLIND_FIRST
+        began, pause = time.monotonic(), SPIN if reported else BLIND_FIRST
         while not thread.stopping.is_set():
-            # The write may have been one whose commit was seen at arming; the next one begins the spin anew.
-            if not (told and thread.watch_once(self._wal)):
+            # The commit of the write may have been seen at arming; the next write starts the spin again.
+            if not (reported and thread.watch_once(self._wal)):
                 thread.stopping.wait(pause)
-            elif thread.hears_within(pause):
+            elif thread.has_write_within(pause):
                 began, pause = time.monotonic(), SPIN
             waited = time.monotonic() - began
             with self._lock:
                 if not self._armed or thread.stopping.is_set():
                     return
-                changed = self._has_changed() or (told and waited > GIVE_UP)
+                changed = self._has_changed() or (reported and waited > GIVE_UP)
                 if changed:
-                    # Who is writing just now has the lock that the next claim waits for; who begins later is heard.
-                    self._armed, self._quiet = False, thread.watch_once(self._wal) or not told
+                    # A present writer holds the lock that the next claim waits for; a later write is reported.
+                    self._armed, self._quiet = False, thread.watch_once(self._wal) or not reported
             if changed:
                 self._pace.called()
                 self.tell()
                 return
-            if not told:
+            if not reported:
                 pause = min(pause * BLIND_GROWTH, BLIND_SLOWEST)
             elif waited > SPIN_FOR:
                 pause = min(pause * 1.5, SLOWEST)
@@ -175,7 +174,7 @@ class FileWatch(Watch):
 
 
 class _Thread:
-    """A thread that sleeps until somebody writes to the file, or rings where nobody would tell of that."""
+    """A thread that sleeps until a write to the file is reported, or until `ring` if writes are not reported."""
 
     def __init__(self, awake: Callable[[bool, _Thread], None]) -> None:
         self._awake = awake
@@ -192,17 +191,17 @@ class _Thread:
         self._thread.start()
 
     def watch_once(self, path: str) -> bool:
-        """Wake at the next write to `path`. False: nothing will tell of it."""
+        """Wake at the next write to `path`. False: writes are not reported."""
         return self._inotify is not None and self._inotify.watch_once(path)
 
-    def hears_within(self, seconds: float) -> bool:
-        """Wait so long, or until somebody writes; tells which."""
-        if seconds < SELECTABLE:  # a selector would wait for as long as that
+    def has_write_within(self, seconds: float) -> bool:
+        """Wait for a write, at most so long. Return whether one came."""
+        if seconds < SELECTABLE:  # a selector would wait that long
             time.sleep(seconds)
             seconds = 0
-        heard = any(key.fileobj != self._bell for key, _ in self._selector.select(seconds))
+        written = any(key.fileobj != self._bell for key, _ in self._selector.select(seconds))
         self._drain()
-        return heard
+        return written
 
     def ring(self) -> None:
         """Wake now."""
@@ -239,7 +238,7 @@ class _Thread:
 
 
 class Inotify:
-    """The three calls of Linux that tell of changes to a file."""
+    """The three system calls of Linux that report changes to a file."""
 
     def __init__(self, libc: ctypes.CDLL) -> None:
         self._libc = libc
@@ -249,7 +248,7 @@ class Inotify:
 
     @classmethod
     def open(cls) -> Inotify | None:
-        """Open one, or None where the system has none or no more to give."""
+        """Open an instance. None: the system has no inotify, or no instance left."""
         if sys.platform != "linux":
             return None
         try:
@@ -258,15 +257,15 @@ class Inotify:
             return None
 
     def watch_once(self, path: str) -> bool:
-        """Have the next write to `path` make `fd` readable. False: there is no such file, or no room."""
+        """Make `fd` readable at the next write to `path`. False: no such file, or no watch left."""
         mask = ctypes.c_uint32(IN_MODIFY | IN_ONESHOT)
         return int(self._libc.inotify_add_watch(self.fd, os.fsencode(path), mask)) >= 0
 
     def drain(self) -> None:
-        """Read what there is."""
+        """Read all reports."""
         with suppress(BlockingIOError):
             os.read(self.fd, 65536)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the instance."""
         os.close(self.fd)

@@ -1,11 +1,10 @@
 """The writer of a SQLite file: one connection and thread per process that commits, and one thread that checkpoints.
 
-Callers hand it operations, it runs what it has in one `BEGIN IMMEDIATE` and one commit, then answers them all. While
-one commit is on its way to the disk the next batch gathers, so that many callers share one sync without any of them
-waiting for a timer.
+The writer runs the submitted operations in one transaction and one commit, then answers their callers. During a commit
+the next batch gathers. So many callers share one sync, and none of them waits for a timer.
 
-The checkpoint is made with RESTART, which holds off writers while it works. The commit that could be raced is the one
-that begins the log anew, so that thread makes it too, before anybody else may checkpoint.
+Checkpoints use RESTART, which blocks writers. The first commit after it starts the WAL over, and a checkpoint of
+another program could race it. So the same thread makes this commit, before any other checkpoint can begin.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from duly.store.sqlite.schema import bring_up_to_date
 
 log = logging.getLogger("duly.store.sqlite")
 
-CHECKPOINT_REST_SECONDS = (5.0, 30.0)  # after the first in vain, each time twice as long, and at most
+CHECKPOINT_REST_SECONDS = (5.0, 30.0)  # after a checkpoint that failed; doubled up to the second
 MOST_AT_ONCE = 256
 # Writes a page and changes nothing.
 BEGIN_ANEW = "reindex duly_meta"
@@ -43,23 +42,23 @@ class File(Protocol):
 
     @property
     def wal(self) -> str:
-        """Where the WAL is."""
+        """The path of the WAL."""
 
     def connect(self) -> sqlite3.Connection:
-        """Open a connection the way all of ours are opened."""
+        """Open a connection with the settings of duly."""
 
     def run_all(self, conn: sqlite3.Connection, batch: Sequence[Op[Any]]) -> list[Rows]:
-        """Run operations one after the other."""
+        """Run operations one by one."""
 
     def failed(self, error: Exception, op: str, *, committing: bool = False) -> Exception:
-        """Translate what was raised, and count when the file could not be used."""
+        """Translate an error, and count it if the file cannot be used."""
 
 
 class Writer:
-    """The one connection of this process that writes, its thread, and the one that checkpoints.
+    """The connection of this process that writes, its thread, and the thread that checkpoints.
 
-    A lone caller writes in its own thread, which spares two switches between threads. Who comes meanwhile hands in, and
-    all that has gathered is committed as one.
+    A lone caller writes in its own thread, which saves two thread switches. Operations of other callers gather
+    meanwhile and share the next commit.
     """
 
     def __init__(self, driver: File) -> None:
@@ -67,14 +66,14 @@ class Writer:
         self._conn = self._connected()
         self._waiting: deque[Waiting] = deque()
         self._wake = threading.Condition()
-        self._led = False  # somebody writes
+        self._led = False  # a thread writes
         self._stopping = False
         self._broken = False
         self._stopped = threading.Event()
         self._checkpoint = threading.Event()
         self._log = checkpoint.Log(driver.wal)
         self._rest_s = CHECKPOINT_REST_SECONDS[0]
-        # SQLite would keep them apart as well, but by polling: a commit would sleep on after the checkpoint's end.
+        # SQLite would separate them by polling: a commit would sleep on after the checkpoint has ended.
         self._one_at_a_time = threading.Lock()
         self._threads = [
             threading.Thread(target=target, name=f"duly-{name}", daemon=True)
@@ -84,9 +83,9 @@ class Writer:
             thread.start()
 
     def lead(self, op: Op[Any]) -> Outcome | None:
-        """Write in the thread that asks. None: somebody else writes, or waits to."""
+        """Write in the thread of the caller. None: another thread writes, or waits to."""
         leads = False
-        try:  # from the first moment on: who is interrupted must not lead for ever
+        try:  # from the first moment on: an interrupted thread must not lead for ever
             with self._wake:
                 if self._led or self._waiting or self._stopping:
                     return None
@@ -99,9 +98,9 @@ class Writer:
         return outcome
 
     def submit(self, waiting: Waiting) -> bool:
-        """Hand in an operation; its answer comes when it is durable. False: this writer is closing.
+        """Submit an operation; it is answered when it is durable. False: this writer is closing.
 
-        Beats go first: a lease must not wait in line.
+        Heartbeats come first: a lease must not wait in the queue.
         """
         with self._wake:
             if self._stopping:
@@ -110,12 +109,12 @@ class Writer:
                 self._waiting.appendleft(waiting)
             else:
                 self._waiting.append(waiting)
-            if len(self._waiting) == 1:  # who comes later is served with the first
+            if len(self._waiting) == 1:  # later ones are taken with the first
                 self._wake.notify()
         return True
 
     def stop(self) -> None:
-        """Write what was handed in, then end both threads and close."""
+        """Write the submitted operations, then end both threads and close."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -133,7 +132,7 @@ class Writer:
 
     def _write(self) -> None:
         while batch := self._take():
-            # Who went away before we began is not served; from here on nobody can take his request back.
+            # Operations that were cancelled before are left out; from here on they cannot be cancelled.
             wanted = [one for one in batch if not one.future.cancelled()]
             outcomes = self._serve([one.op for one in wanted])
             self._hand_on()
@@ -151,7 +150,7 @@ class Writer:
             self._log.stand_back()
             with self._one_at_a_time:
                 return self._commit(batch)
-        except BaseException as error:  # whatever it is, nobody may wait for ever
+        except BaseException as error:  # whatever it is, no caller may wait for ever
             self._roll_back()
             return [error] * len(batch)
 
@@ -162,7 +161,7 @@ class Writer:
                 self._wake.notify()
 
     def _commit(self, batch: Sequence[Op[Any]]) -> Sequence[Outcome]:
-        """Run a batch in one transaction; if that fails, one by one, so that only the guilty fails."""
+        """Run a batch in one transaction; if that fails, one by one, so that only the one at fault fails."""
         if not batch:
             return []
         committing = False
@@ -213,7 +212,7 @@ class Writer:
         try:
             if self._conn.in_transaction:
                 self._conn.execute("rollback")
-        except sqlite3.Error:  # the connection is of no use any more; the next write opens another
+        except sqlite3.Error:  # the connection is broken; the next write opens another
             self._conn.close()
             self._broken = True
 
@@ -221,7 +220,7 @@ class Writer:
         conn: sqlite3.Connection | None = None
         while self._checkpoint.wait():
             self._checkpoint.clear()
-            if self._stopping:  # looked at after the clearing, which would wipe out the call to stop
+            if self._stopping:  # read after the clearing, which would drop the request to stop
                 break
             try:
                 if conn is None:
@@ -237,20 +236,20 @@ class Writer:
             conn.close()
 
     def _empty_log(self, conn: sqlite3.Connection) -> None:
-        """Write the log into the file and have it begin anew."""
+        """Write the WAL into the file and start it over."""
         with self._one_at_a_time:
             busy, pages = self._checkpointed(conn)
         first, longest = CHECKPOINT_REST_SECONDS
         rest, self._rest_s = self._rest_s, min(2 * self._rest_s, longest) if busy else first
         if busy:
             log.info("sqlite.checkpoint_busy", extra={"path": str(self._driver.path), "wal_pages": pages})
-            # A reader stays: trying at once again, in this process or in another, would only hold up writers.
+            # A reader blocks it: trying again at once, in this or another process, would only block writers.
             self._log.rest()
             self._stopped.wait(rest)
 
     def _checkpointed(self, conn: sqlite3.Connection) -> tuple[bool, int]:
-        """Checkpoint; tells whether a reader was in the way, and how many pages the log had."""
-        # Written over, a log need not grow: a sync that has no new length to note takes half the time.
+        """Checkpoint. Return whether a reader was in the way, and how many pages the WAL had."""
+        # A WAL that is overwritten does not grow: a sync without a new file length takes half the time.
         how = "restart" if self._log.is_worth_keeping() else "truncate"
         busy, pages, _ = conn.execute(f"pragma wal_checkpoint({how})").fetchone()
         if how == "restart" and not busy:
@@ -259,13 +258,13 @@ class Writer:
 
 
 def begin_anew(conn: sqlite3.Connection) -> None:
-    """Commit something, as after a restart it is only the next commit that begins the log anew."""
+    """Commit a change, because only the next commit after a RESTART starts the WAL over."""
     [[patience]] = conn.execute("pragma busy_timeout").fetchall()
-    conn.execute("pragma busy_timeout = 50")  # ms: all other writers wait for us
+    conn.execute("pragma busy_timeout = 50")  # ms: all other writers wait meanwhile
     try:
         conn.execute(BEGIN_ANEW)
     except sqlite3.OperationalError as error:
-        if not is_busy(error):  # whoever has the lock commits instead
+        if not is_busy(error):  # the holder of the lock commits instead
             raise
     finally:
         conn.execute(f"pragma busy_timeout = {patience}")
