@@ -326,7 +326,7 @@ def test_j09_a_finish_on_the_callers_connection_returns_lost(file):
     file.succeed(job)
     with sqlite3.connect(file.path) as conn:
         assert caller.run(conn, ops.finish([stale], borrowed=True)) == {job.id: "already"}
-        with pytest.raises(AssertionError, match="somebody else may have written last"):
+        with pytest.raises(AssertionError, match="may have run another statement since"):
             caller.run(conn, ops.finish([stale]))  # meant for a connection of our own
     conn.close()
 

@@ -163,7 +163,7 @@ def test_a_job_that_is_not_there_is_exit_code_3_and_looking_makes_no_database(he
         (["/elsewhere/tasks.py"], 2, r"is not below this folder"),
         (["tasks", "--url", "mysql://host/db"], 2, r"'mysql:' is not a database URL"),
         (["tasks", "--url", "missing/folder/jobs.db"], 2, r"the folder .*missing/folder does not exist"),
-        (["tasks", "--url", "dangling.db"], 1, r"dangling.db cannot be used .*: look at the file"),
+        (["tasks", "--url", "dangling.db"], 1, r"dangling.db cannot be used .*: check the file"),
         (["tasks", "--queues", "mail:many"], 2, r"'mail:many' is not NAME or NAME:LIMIT"),
         (["tasks", "--grace", "soon"], 2, r"--grace is 'soon'"),
         (["tasks", "--concurrency", "0"], 2, r"'--concurrency': 0 is not in the range"),
@@ -361,7 +361,7 @@ UNPRIVILEGED = [] if os.geteuid() else ["setpriv", "--bounding-set=-all", "--inh
 @pytest.mark.parametrize(
     ("place", "rights", "code", "said"),
     [
-        ("jobs.db", 0o000, 1, r"/jobs\.db cannot be used \(unable to open database file\): look at the file"),
+        ("jobs.db", 0o000, 1, r"/jobs\.db cannot be used \(unable to open database file\): check the file"),
         ("jobs.db", 0o444, 1, r"/jobs\.db cannot be written by this user: change its owner or its rights"),
         (
             ".",
