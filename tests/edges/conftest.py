@@ -20,6 +20,8 @@ _started: list[str] = []
 def _note_start(event: str, args: tuple[Any, ...]) -> None:
     if event == "subprocess.Popen" and isinstance(args[1], list | tuple):
         words = [str(word) for word in args[1]]
+        if words == [DULY, "--version"]:  # how `assert_within` measures the load
+            return
         if (DULY in words or sys.executable in words) and not any("/tests/servers/" in word for word in words):
             _started.append(" ".join(words))
 

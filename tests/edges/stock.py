@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from duly.rules.keys import Ids
 from duly.store import ops
 from duly.store.op import Finish, Held
 from tests.databases import fresh
-from tests.edges.programs import assert_within, say
+from tests.edges.programs import say
 from tests.edges.watch import Watch
 
 new_id = Ids()
@@ -166,23 +165,6 @@ def answer_to(mistake: Mistake, answer: Result) -> None:
     first, *more = answer.stderr.splitlines()
     assert first.startswith("duly: ")
     assert more == [] or (len(more) == 1 and re.fullmatch(r"Try '.* --help'", more[0])), answer.stderr
-
-
-def answer_without_a_database(*words: str) -> None:
-    """A look at a database that is not there makes none: not the file, nor its folder."""
-    for url, why in (("missing.db", r"there is no database .*missing\.db yet"), ("no/jobs.db", r"folder \S+/no does")):
-        answer = CliRunner().invoke(main, words, env={"DULY_URL": url, "DULY_APP": None})
-        assert answer.exit_code == 2
-        assert re.search(why, answer.stderr)
-        assert list(Path().iterdir()) == []
-
-
-def answer_while_it_is_down(*words: str) -> None:
-    """A database that is down is told within two seconds."""
-    began = time.monotonic()
-    answer = CliRunner().invoke(main, words, env={"DULY_URL": DOWN, "DULY_APP": None})
-    assert_within(2, began)
-    assert (answer.exit_code, answer.stderr) == (1, f"duly: {IS_DOWN}\n")
 
 
 @contextmanager

@@ -22,8 +22,6 @@ from tests.edges.stock import (
     Mistake,
     Stock,
     answer_to,
-    answer_while_it_is_down,
-    answer_without_a_database,
     asked_and_said_no,
     dead,
     empty_of,
@@ -37,8 +35,6 @@ from tests.edges.watch import TERMINAL, Watch
 
 FIELDS = set(BatchRecord.__struct_fields__)
 SUCCESS = Change(State.SUCCEEDED, result="1")
-READING = (["list"], ["show", NOBODY], ["watch", NOBODY])
-CHANGING = (["cancel", NOBODY, "--yes"],)
 
 
 class Lot(Stock):
@@ -650,17 +646,6 @@ def test_a_mistake_is_answered_in_a_line_and_nothing_is_changed(lot, mistake):
 def test_a_wrong_id_is_answered_by_the_real_program_without_a_traceback(lot):
     for words in (["show", NOBODY], ["watch", "ffffff"], ["cancel", NOBODY, "--yes"]):
         assert "no batch has " in complaint(run(Path("/"), "batches", *words, "--url", lot.url), 3)
-
-
-@pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
-def test_a_database_that_is_not_there_is_not_made(tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    answer_without_a_database("batches", *words)
-
-
-@pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
-def test_a_database_that_is_down_is_told_within_two_seconds(words):
-    answer_while_it_is_down("batches", *words)
 
 
 @pytest.mark.process

@@ -18,8 +18,6 @@ from tests.edges.stock import (
     Mistake,
     Stock,
     answer_to,
-    answer_while_it_is_down,
-    answer_without_a_database,
     asked_and_said_no,
     dead,
     empty_of,
@@ -32,29 +30,7 @@ from tests.edges.stock import (
 )
 from tests.edges.watch import TERMINAL, Watch
 
-READING = (
-    ["jobs", "list"],
-    ["dead", "list"],
-    ["queues", "list"],
-    ["workers"],
-    ["stats"],
-    ["top", "--once"],
-    ["jobs", "show", NOBODY],
-    ["dead", "show", NOBODY],
-    ["why", NOBODY],
-)
-CHANGING = (
-    ["jobs", "cancel", NOBODY],
-    ["jobs", "cancel", "--all", "--yes"],
-    ["jobs", "retry", NOBODY],
-    ["dead", "replay", NOBODY],
-    ["dead", "replay-all", "--yes"],
-    ["dead", "resolve", NOBODY, "--why", "x"],
-    ["dead", "purge", NOBODY, "--yes"],
-    ["queues", "pause", "mail"],
-    ["queues", "resume", "mail"],
-    ["queues", "limit", "mail", "--depth", "5"],
-)
+READING = (["jobs", "list"], ["dead", "list"], ["queues", "list"], ["workers"], ["stats"], ["top", "--once"])
 
 
 stock = to_look_at(Stock)
@@ -274,7 +250,7 @@ def test_a_count_that_was_given_up_on_says_so(empty):
 
 
 def test_every_look_answers_the_same_on_every_store(fresh, stock):
-    for words in (*READING[:6], ["dead", "list", "--partial", "--error", "no", "--since", "1h"]):
+    for words in (*READING, ["dead", "list", "--partial", "--error", "no", "--since", "1h"]):
         here, there = (json.loads(one.say(*words, "--json").stdout) for one in (fresh, stock))
         assert shape(here) == shape(there), words
     for words in (["jobs", "show"], ["why"]):
@@ -339,6 +315,7 @@ def test_top_says_on_the_screen_that_the_database_is_away_and_goes_on(postgres_u
     assert CLOSE not in seen
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_top_gives_the_terminal_back_however_it_is_stopped(stock, number, code):
     with Watch("top", "--interval", "100ms", url=stock.url, terminal=TERMINAL) as top:
@@ -650,17 +627,6 @@ def test_a_mistake_is_answered_in_a_line_and_nothing_is_changed(stock, mistake):
     before = [stock.jobs(), stock.app.paused()]
     answer_to(mistake, stock.say(*mistake.words.split()))
     assert [stock.jobs(), stock.app.paused()] == before
-
-
-@pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
-def test_a_database_that_is_not_there_is_not_made(tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    answer_without_a_database(*words)
-
-
-@pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
-def test_a_database_that_is_down_is_told_within_two_seconds(words):
-    answer_while_it_is_down(*words)
 
 
 def test_missing_tables_are_answered_with_what_makes_them(tmp_path, postgres):

@@ -21,8 +21,6 @@ from tests.edges.stock import (
     Mistake,
     Stock,
     answer_to,
-    answer_while_it_is_down,
-    answer_without_a_database,
     asked_and_said_no,
     empty_of,
     fresh_of,
@@ -36,13 +34,6 @@ THURSDAY = datetime(2024, 3, 28, 12, tzinfo=UTC)  # three days before Vienna's c
 FIELDS = set(ScheduleRecord.__struct_fields__)
 WINDOW = ("--since", "2024-03-01T00:00+01:00", "--until", "2024-03-30T12:00+01:00", "--force")
 READING = (["list"], ["show", "daily"], ["next", "daily"])
-CHANGING = (
-    ["pause", "daily"],
-    ["resume", "daily"],
-    ["trigger", "daily"],
-    ["backfill", "daily", *WINDOW, "--yes"],
-    ["delete", "daily", "--yes"],
-)
 
 
 class Plan(Stock):
@@ -443,17 +434,6 @@ def test_a_mistake_is_answered_in_a_line_and_nothing_is_changed(plan, mistake):
 def test_a_wrong_name_is_answered_by_the_real_program_without_a_traceback(plan):
     for words in (["show", "dayli"], ["trigger", b"\xff".decode(errors="surrogateescape")]):
         assert "no schedule is named" in complaint(run(Path("/"), "schedules", *words, "--url", plan.url), 3)
-
-
-@pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
-def test_a_database_that_is_not_there_is_not_made(tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    answer_without_a_database("schedules", *words)
-
-
-@pytest.mark.parametrize("words", [*READING, *CHANGING], ids=" ".join)
-def test_a_database_that_is_down_is_told_within_two_seconds(words):
-    answer_while_it_is_down("schedules", *words)
 
 
 @pytest.mark.process

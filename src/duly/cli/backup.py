@@ -44,10 +44,8 @@ def command(app: Duly, file: Path, force: bool, as_json: bool) -> None:
     with pages("backup") as progress:
         backups.backup(source, file, replace=force, progress=progress)
     size, took_s = file.stat().st_size, time.monotonic() - began_at
-    if as_json:
-        output.answer_json({"file": str(file.absolute()), "bytes": size, "took_ms": round(took_s * 1000)})
-    else:
-        click.echo(f"{file}: {in_bytes(size)} in {took_s:.1f} s")
+    found = {"file": str(file.absolute()), "bytes": size, "took_ms": round(took_s * 1000)}
+    output.answer(found, f"{file}: {in_bytes(size)} in {took_s:.1f} s", as_json=as_json)
 
 
 def _source(settings: Settings, file: Path) -> Path:

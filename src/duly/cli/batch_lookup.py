@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
 from duly.app.batches import Batch
-from duly.cli.database import AN_ID, WHOLE_ID, id_digits, the_one
+from duly.cli.database import AN_ID, complete_id, is_id
 from duly.duly import Duly
 from duly.errors import BatchNotFound
 from duly.model import BatchRecord
@@ -20,14 +19,11 @@ ENDED = COUNTS[3:]
 
 def whole_batch_id(app: Duly, given: str) -> str:
     """Complete the id of a batch of which the first digits were given."""
-    if (text := id_digits(given)) is None:
+    if not is_id(given):
         raise BatchNotFound(f"{given!r} is not the id of a batch: {AN_ID}{_newest(app, given)}")
-    if len(text) == WHOLE_ID:
-        return str(UUID(text))
-    found = [one.id for one in app.batches.list(prefix=text, limit=4)]
-    if not found:
-        raise BatchNotFound(f"no batch has an id that begins with {given}")
-    return the_one(found, given, "batches")
+    if found := complete_id(given, lambda text: app.batches.list(prefix=text, limit=4), "batches"):
+        return found
+    raise BatchNotFound(f"no batch has an id that begins with {given}")
 
 
 def _newest(app: Duly, name: str) -> str:

@@ -164,17 +164,13 @@ def cancel(app: Duly, batch_id: str, dry_run: bool, yes: bool, by: str, why: str
             raise click.Abort
         count = _cancel(app, batch, by, why, before.open)
         after = batch.progress()
-    if as_json:
-        output.answer_json({**plain(after), "dry_run": dry_run, "count": count})
-    elif before.complete:
-        click.echo(output.plain(f"nothing to cancel: batch {before.name!r} is complete"))
+    stopping = f"; {after.running:,} still running, asked to stop" if after.running else ""
+    done = f"cancelled the rest of batch {before.name!r}: {_jobs(count)}{stopping}"
+    if before.complete:
+        done = f"nothing to cancel: batch {before.name!r} is complete"
     elif dry_run:
-        click.echo(
-            output.plain(f"would cancel the rest of batch {before.name!r}: {_rest(before)}; nothing was changed")
-        )
-    else:
-        stopping = f"; {after.running:,} still running, asked to stop" if after.running else ""
-        click.echo(output.plain(f"cancelled the rest of batch {before.name!r}: {_jobs(count)}{stopping}"))
+        done = f"would cancel the rest of batch {before.name!r}: {_rest(before)}; nothing was changed"
+    output.answer({**plain(after), "dry_run": dry_run, "count": count}, done, as_json=as_json)
 
 
 def _rest(record: BatchRecord) -> str:

@@ -14,6 +14,7 @@ import click
 
 from duly.app.locate import find_app
 from duly.cli.options import json_option
+from duly.cli.output import Row
 from duly.duly import Duly
 from duly.errors import ConfigError, JobNotFound, SchemaMismatch
 from duly.rules.durations import to_ms
@@ -113,31 +114,36 @@ def check_tables(app: Duly) -> None:
 
 def whole_id(app: Duly, given: str) -> str:
     """Complete the id of a job of which the first digits were given."""
-    if (text := id_digits(given)) is None:
+    if not is_id(given):
         raise JobNotFound(f"{given!r} is not the id of a job: {AN_ID}")
-    if len(text) == WHOLE_ID:
-        return str(UUID(text))
-    found = [job.id for job in app.driver.run(ops.listing(prefix=text, limit=4))]
-    if not found:
-        raise JobNotFound(f"no job has an id that begins with {given}")
-    return the_one(found, given, "jobs")
+    if found := complete_id(given, lambda text: app.driver.run(ops.listing(prefix=text, limit=4)), "jobs"):
+        return found
+    raise JobNotFound(f"no job has an id that begins with {given}")
 
 
 AN_ID = f"an id is {WHOLE_ID} hexadecimal digits, or the first {SHORTEST_ID} or more of them"
 
 
-def id_digits(given: str) -> str | None:
-    """Give the digits of an id that may be shortened; None: it is not an id."""
-    text = given.strip().lower().replace("-", "")
-    return text if SHORTEST_ID <= len(text) <= WHOLE_ID and set(text) <= set("0123456789abcdef") else None
+def is_id(given: str) -> bool:
+    """Return whether this may be an id or its first digits."""
+    text = _digits(given)
+    return SHORTEST_ID <= len(text) <= WHOLE_ID and set(text) <= set("0123456789abcdef")
 
 
-def the_one(found: Sequence[str], given: str, what: str) -> str:
-    """Give the only id with this beginning; raise if there are several."""
+def _digits(given: str) -> str:
+    return given.strip().lower().replace("-", "")
+
+
+def complete_id(given: str, listing: Callable[[str], Sequence[Row]], what: str) -> str | None:
+    """Complete an id, or its first digits, with a listing of all that begin so; None: no id does."""
+    text = _digits(given)
+    if len(text) == WHOLE_ID:
+        return str(UUID(text))
+    found = [one.id for one in listing(text)]
     if len(found) > 1:
         some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
         raise ConfigError(f"several {what} have an id that begins with {given}: {some}. Give more of it")
-    return found[0]
+    return found[0] if found else None
 
 
 def since_ms(app: Duly, text: str | None, what: str = "--since") -> int | None:

@@ -44,6 +44,14 @@ def answer_json(value: Any) -> None:
     click.echo(json.dumps(msgspec.to_builtins(value)))  # ASCII, which every stream can take
 
 
+def answer(value: Any, text: str, *, as_json: bool) -> None:
+    """Print a value for programs, or a sentence for people."""
+    if as_json:
+        answer_json(value)
+    else:
+        click.echo(plain(text))
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns; on a terminal the last column is cut where the line ends."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

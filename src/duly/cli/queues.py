@@ -58,7 +58,7 @@ def list_(app: Duly, as_json: bool) -> None:
         more = [{"paused": paused.get(one.name), "limits": limits.get(one.name)} for one in figures]
         output.answer_json([msgspec.to_builtins(one) | two for one, two in zip(figures, more, strict=True)])
         return
-    columns = ["queue", "ready", "scheduled", "running", "waiting", "oldest", *(["limits"] if limits else []), "paused"]
+    columns = [*QUEUE_COLUMNS, *(["limits"] if limits else []), "paused"]
     output.table(columns, [_line(one, limits, pause_text(paused.get(one.name), now)) for one in figures])
     if not figures:
         click.echo("there are no queues yet: a job or a worker makes one")
@@ -70,10 +70,17 @@ def list_(app: Duly, as_json: bool) -> None:
             click.echo(output.plain(f"task {task.task!r} has {text}"))
 
 
+QUEUE_COLUMNS = ("queue", "ready", "scheduled", "running", "waiting", "oldest")
+
+
+def queue_cells(one: QueueFigure) -> list[str]:
+    """Write the counts of a queue for a table."""
+    counts = (one.ready, one.scheduled, one.running, one.waiting)
+    return [one.name, *map(output.figure, counts), output.age(one.oldest_ms)]
+
+
 def _line(one: QueueFigure, limits: dict[str, Limit], paused: str) -> list[str]:
-    counts = (output.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting))
-    text = [_limit_text(limits.get(one.name), one)] if limits else []
-    return [one.name, *counts, output.age(one.oldest_ms), *text, paused]
+    return [*queue_cells(one), *([_limit_text(limits.get(one.name), one)] if limits else []), paused]
 
 
 def _empty(name: str) -> QueueFigure:
@@ -144,10 +151,7 @@ def pause(
     paused = _paused(app, kind, name)
     _warn_if_unknown(app, kind, name)
     now = app.driver.run(ops.clock())
-    if as_json:
-        output.answer_json(paused)
-    else:
-        click.echo(output.plain(f"{kind} {name!r} is paused {pause_text(paused, now)}"))
+    output.answer(paused, f"{kind} {name!r} is paused {pause_text(paused, now)}", as_json=as_json)
 
 
 def _of(kind: str, name: str) -> Any:

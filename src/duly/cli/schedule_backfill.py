@@ -60,10 +60,8 @@ def backfill(
     if count and not output.confirmed(f"Fire {due_times} of {name!r}?", yes=yes):
         raise click.Abort
     ids = _backfill(app, name, window, by, count, force=force) if count else []
-    if as_json:
-        output.answer_json({"count": len(ids), "ids": ids})
-    else:
-        click.echo(f"fired {len(ids):,} of {name!r}" if ids else f"nothing to fire: {_nothing(schedule)}")
+    done = f"fired {len(ids):,} of {name!r}" if ids else f"nothing to fire: {_nothing(schedule)}"
+    output.answer({"count": len(ids), "ids": ids}, done, as_json=as_json)
 
 
 def _window(since: str, until: str, schedule: ScheduleRecord) -> tuple[int, int]:

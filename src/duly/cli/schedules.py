@@ -252,10 +252,7 @@ def pause(app: Duly, name: str, by: str, why: str | None, as_json: bool) -> None
     app.schedules.pause(name, by=by, why=why or "")
     paused = find_schedule(app, name)
     now = app.driver.run(ops.clock())
-    if as_json:
-        output.answer_json(plain(paused))
-    else:
-        click.echo(output.plain(f"schedule {name!r} is paused {pause_text(paused, now)}"))
+    output.answer(plain(paused), f"schedule {name!r} is paused {pause_text(paused, now)}", as_json=as_json)
 
 
 @command.command()
@@ -277,10 +274,9 @@ def resume(app: Duly, name: str, by: str, why: str | None, as_json: bool) -> Non
     if as_json:
         output.answer_json({**plain(schedule), "resumed": resumed})
     elif resumed:
-        next_at = schedule.next_at
-        due = (
-            f", due next at {both_texts(next_at, schedule.tz)}" if next_at is not None else f"; it is {state(schedule)}"
-        )
+        next_at, due = schedule.next_at, f"; it is {state(schedule)}"
+        if next_at is not None:
+            due = f", due next at {both_texts(next_at, schedule.tz)}"
         click.echo(output.plain(f"schedule {name!r} is resumed{due}"))
     if not resumed:
         output.remark(f"schedule {name!r} was not paused")
@@ -332,11 +328,8 @@ def delete(app: Duly, name: str, dry_run: bool, yes: bool, by: str, why: str | N
         if not output.confirmed(f"Delete schedule {name!r} ({when(schedule)})?", yes=yes):
             raise click.Abort
         app.schedules.delete(name, by=by, why=why or "")
-    if as_json:
-        output.answer_json({**plain(schedule), "deleted": not dry_run})
-    elif dry_run:
-        click.echo(output.plain(f"would delete schedule {name!r} ({when(schedule)}); nothing was changed"))
-    else:
-        click.echo(output.plain(f"schedule {name!r} is deleted"))
+    would = f"would delete schedule {name!r} ({when(schedule)}); nothing was changed"
+    done = would if dry_run else f"schedule {name!r} is deleted"
+    output.answer({**plain(schedule), "deleted": not dry_run}, done, as_json=as_json)
     if schedule.in_code:
         output.remark("it is defined in code: a worker that starts with this code creates it again")

@@ -9,7 +9,7 @@ import msgspec
 
 from duly.cli import output
 from duly.cli.database import with_app
-from duly.cli.queues import pause_text
+from duly.cli.queues import QUEUE_COLUMNS, pause_text, queue_cells
 from duly.duly import Duly
 from duly.model import MANY, DeadFigure, ParkedFigure, Pause, QueueFigure, WorkerRecord
 from duly.store import ops
@@ -70,13 +70,7 @@ def _print(stats: Stats) -> None:
     by_queue = {state: [getattr(one, state) for one in stats.queues] for state in LIVE}
     rows = [(state, _total(numbers)) for state, numbers in by_queue.items()]
     output.facts([*rows, ("dead", f"{stats.states['dead']:,}"), ("workers", _workers(stats))])
-    _print_part(
-        ["queue", *LIVE, "oldest"],
-        [
-            [one.name, *(output.figure(getattr(one, state)) for state in LIVE), output.age(one.oldest_ms)]
-            for one in stats.queues
-        ],
-    )
+    _print_part(QUEUE_COLUMNS, [queue_cells(one) for one in stats.queues])
     dead = stats.dead[:MOST_DEAD]
     _print_part(
         ["dead", "task", "oldest", "reason"],

@@ -73,10 +73,7 @@ def command(
         ticked = asyncio.run(ticker.tick())
     finally:
         app.close()
-    if as_json:
-        output.answer_json(ticked)
-    else:
-        click.echo(summary(ticked))
+    output.answer(ticked, summary(ticked), as_json=as_json)
 
 
 def summary(ticked: Ticked) -> str:

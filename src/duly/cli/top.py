@@ -17,7 +17,7 @@ from duly.cli import output
 from duly.cli.database import with_app
 from duly.cli.jobs import note
 from duly.cli.options import interval_option
-from duly.cli.queues import pause_text
+from duly.cli.queues import QUEUE_COLUMNS, pause_text, queue_cells
 from duly.cli.workers import liveness
 from duly.duly import Duly
 from duly.errors import StoreError
@@ -237,16 +237,8 @@ def picture(found: Snapshot, head: str, *, width: int | None = None, height: int
 
 def _queues(found: Snapshot, width: int | None) -> list[str]:
     pauses = {pause.name: pause for pause in found.paused if pause.kind == "queue"}
-    rows = [
-        [
-            one.name,
-            *(output.figure(number) for number in (one.ready, one.scheduled, one.running, one.waiting)),
-            output.age(one.oldest_ms),
-            pause_text(pauses.get(one.name), found.at),
-        ]
-        for one in found.queues
-    ]
-    return output.columns(["queue", "ready", "scheduled", "running", "waiting", "oldest", "paused"], rows, width=width)
+    rows = [[*queue_cells(one), pause_text(pauses.get(one.name), found.at)] for one in found.queues]
+    return output.columns([*QUEUE_COLUMNS, "paused"], rows, width=width)
 
 
 def _workers(found: Snapshot, width: int | None) -> list[str]:
