@@ -100,16 +100,14 @@ race("cancel against cancel", [enqueue("ab"), enqueue("c", **KEY)],
 
 # Replay, resolve, purge
 
-race("replay against replay", [held("ab", keys="ab"), held("c"), *(finish(one, DEAD, now=NOW) for one in "abc")],
-     [replay("abc"), replay("cba")], lambda after: {
+race("replay against replay", [dead("ab", keys="ab"), dead("c")], [replay("abc"), replay("cba")], lambda after: {
     "both answers name the same new jobs":
         {(one.id, one.new_id) for one in after.answer(0)} == {(one.id, one.new_id) for one in after.answer(1)},
     "each dead job is replayed once":
         sorted(one.id for one in after.answer(0) + after.answer(1) if one.first) == sorted(after.scene.all("abc")),
     "each is one new job and one event": after.count("job") == 3 == after.count("event", name="job.replayed"),
 })
-race("replay against keyed enqueue", [held("ab", keys="ab"), *(finish(one, DEAD, now=NOW) for one in "ab")],
-     [enqueue(keys="ba"), replay("ab")], lambda after: {
+race("replay against keyed enqueue", [dead("ab", keys="ab")], [enqueue(keys="ba"), replay("ab")], lambda after: {
     "the enqueue answers the holder of each key":
         {job["key"]: answer.id for job, answer in after.enqueued(0)} == after.holders(),
     "each key has one job": after.count("job") == 2,
