@@ -1017,10 +1017,12 @@ def test_b09_a_paused_task_does_not_stop_other_tasks(store: Store) -> None:
     assert ids(store.claim(2)) == good
 
 
-def test_b09_a_queue_and_a_task_of_one_name_are_paused_apart(store: Store) -> None:
-    [job] = store.enqueue(task="mail")
-    store.enqueue(queue="mail")
-    store.run(ops.pause("queue", "mail", by="ann", why="a leak", now=NOW))
+@pytest.mark.parametrize("delay_ms", [0, 1000])
+def test_b09_a_queue_and_a_task_of_one_name_are_paused_apart(store: Store, delay_ms: int) -> None:
+    [job] = store.enqueue(task="mail", delay_ms=delay_ms)
+    store.enqueue(queue="mail", delay_ms=delay_ms)
+    store.now += delay_ms
+    store.run(ops.pause("queue", "mail", by="ann", why="a leak", now=store.now))
     assert ids(store.claim(5)) == [job]
     assert store.claim(5, queue="mail") == []
 

@@ -125,6 +125,25 @@ def test_b06_a_running_job_counts_after_its_lease_expired_until_it_is_rescued(st
     assert again.id == job.id
 
 
+def test_b09_a_pause_of_a_queue_changes_no_lane_of_a_task_of_its_name(store: Store) -> None:
+    limit(store, cap=1)
+    store.run(ops.pause("queue", "t", by="ann", why="a leak", now=NOW))
+    job, _ = add(store, "t", 2)
+    assert ids(take(store)) == {job}
+
+
+def test_b09_a_pause_until_a_time_ends_for_lanes_too(store: Store) -> None:
+    if isinstance(store, D1Store):
+        store.lose(None)  # after a lost answer `cut` is not known
+    limit(store, cap=1)
+    jobs = [add(store, lane)[0] for lane in ("t:a", "t:b", "t:c")]
+    store.run(ops.pause("task", "t", by="ann", why="a leak", until_ms=1000, now=NOW))
+    assert take(store, now=NOW + 999) == []
+    walk = lanes.claim("default", [Walk("t")], limit=9, lanes=2, token=new_token(), worker="w", now=NOW + 1000)
+    taken = store.run(walk)
+    assert (ids(taken.jobs), taken.cut) == (set(jobs[:2]), {"t": "t:b"})
+
+
 def test_b06_a_suspect_runs_alone_and_within_the_cap(store: Store) -> None:
     limit(store, cap=1)
     add(store, "t", 2, lease_ms=1000)
