@@ -30,6 +30,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Workerd]:
     with Workerd() as made:
+        D1Driver(made.gateway()).migrate()
         yield made
 
 
@@ -159,7 +160,6 @@ def comparable(answer: Any) -> Any:
 def test_c06_the_runtime_answers_as_the_other_stores_do(runtime: Workerd, tmp_path: Path, postgres_url: str) -> None:
     ids = [new_id() for _ in range(60)]
     on_d1 = D1Driver(runtime.gateway())
-    on_d1.migrate()
     told = Story(on_d1, ids).tell()
     on_d1.close()
     assert len(told) > 50

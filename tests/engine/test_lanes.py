@@ -500,7 +500,7 @@ def test_b07_limits_are_set_by_the_app_and_reset(app: Duly) -> None:
         ({"cap": 0}, "cap= is 0"),
         ({"cap": "few"}, "cap= is 'few'"),
         ({"rate": "x"}, "rate= is 'x'"),
-        ({"reset": True, "cap": 1}, "leave cap="),
+        ({"reset": True, "cap": 1}, "leave out cap="),
         ({}, "give at least one of"),
         ({"depth": 5}, "not for a task"),
         ({"speed": 5}, "there is no limit 'speed'"),

@@ -15,7 +15,7 @@ from tests.mutants.catalogue import Mutant
 
 EQUAL = Path(__file__).with_name("equal.list")
 SQL = "src/duly/store/sql"
-SECTION = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+PART = re.compile(r"^-- (name|fragment): (\w+)$", re.MULTILINE)
 
 # Which tests execute the operations of each file, by name in tests/contract. The first that fails ends the run, so the
 # slow ones are last.
@@ -89,15 +89,15 @@ def everything(root: Path) -> Iterator[Mutant]:
         for file in sorted((root / SQL / dialect).glob("*.sql")):
             judges = (name if "/" in name else f"contract/test_{name}" for name in JUDGES[file.stem].split())
             tests = f"{' '.join(f'tests/{name}.py' for name in judges)} -k '{others}'"
-            _, *parts = SECTION.split(file.read_text("utf-8"))
-            for name, text in zip(parts[::2], parts[1::2], strict=True):
+            _, *parts = PART.split(file.read_text("utf-8"))
+            for kind, name, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
                 seen: Counter[str] = Counter()
                 for change in Section(text, dialect).changes():
                     seen[change.name] += 1
                     number = f" #{seen[change.name]}" if seen[change.name] > 1 else ""
                     new = text[: change.start] + change.new + text[change.end :]
                     label = f"{dialect} {name}: {change.name}{number}"
-                    heading = f"-- name: {name}\n"
+                    heading = f"-- {kind}: {name}\n"
                     yield Mutant(str(file.relative_to(root)), heading + text[1:], heading + new[1:], tests, label)
 
 

@@ -140,7 +140,7 @@ plant(
     ("ended_key", ENDED_BADLY, "where (state in ('dead', 'cancelled') or cancel_requested_at is not null)"),
 )
 plant("enqueued_again", ("undo_finished", f"{TAKEN_BACK}id in", f"{TAKEN_BACK}false and id in"))
-plant("pause_ignored", ("claim", "and paused_at is not null\n              and", "and false and"))
+plant("pause_ignored", ("claim", "and paused_at is not null\n   and", "and false and"))
 for part in ("ended_key", "ended_batch", "ended_callbacks"):
     forget(part)
 

@@ -82,7 +82,9 @@ def _exit_by_signal() -> None:
 
     def interrupt(number: int, frame: object) -> None:
         received.append(number)
-        signal.setitimer(signal.ITIMER_REAL, 1.0)  # again: Python drops an exception raised in a callback of a weakref
+        # Python drops an exception raised in a callback of a weakref, and prints it: raise another one, print none.
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        sys.unraisablehook = lambda dropped: None
         if received[0] == signal.SIGINT:
             raise KeyboardInterrupt
         sys.exit(128 + received[0])

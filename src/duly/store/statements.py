@@ -27,7 +27,6 @@ A section of any file of the dialect includes it as `{known_tasks}`. Fragments h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from typing import Literal, NamedTuple, TypeAlias
@@ -78,26 +77,26 @@ class Statement(NamedTuple):
 @cache
 def sections(dialect: Dialect) -> dict[str, tuple[str, ...]]:
     """Return the statements of every section of a dialect, by the section's name."""
+    folder = files("duly.store.sql").joinpath(dialect)
+    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
+    return parse("".join(folder.joinpath(name).read_text("utf-8") for name in names), dialect)
+
+
+def parse(text: str, dialect: Dialect) -> dict[str, tuple[str, ...]]:
+    """Cut the text of all files of a dialect into sections, with their fragments filled in."""
     found: dict[str, tuple[str, ...]] = dict.fromkeys(EMPTY[dialect], ())
-    parts = list(_parts(dialect))
-    fragments = {name: _COMMENT.sub("", text).strip() for kind, name, text in parts if kind == "fragment"}
-    for _, name, text in (part for part in parts if part[0] == "name"):
+    _, *parts = _PART.split(text)
+    named = list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
+    fragments = {name: _COMMENT.sub("", part).strip() for kind, name, part in named if kind == "fragment"}
+    for _, name, part in (one for one in named if one[0] == "name"):
         if name in found:
             raise ValueError(f"{dialect}: section {name!r} is defined twice")
-        same = _SAME.search(text)
-        found[name] = found[same[1]] if same else split(_FRAGMENT.sub(lambda used: fragments[used[1]], text))
-        if again := _AGAIN.search(text):
+        same = _SAME.search(part)
+        found[name] = found[same[1]] if same else split(_FRAGMENT.sub(lambda used: fragments[used[1]], part))
+        if again := _AGAIN.search(part):
             [statement] = found[name]
             found[f"{name}_again"] = (f"{statement}\n    {again[1]}",)
     return found
-
-
-def _parts(dialect: Dialect) -> Iterator[tuple[str, str, str]]:
-    """Read the parts of every file: whether it is a section or a fragment, its name and its text."""
-    for file in sorted(files("duly.store.sql").joinpath(dialect).iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".sql"):
-            _, *parts = _PART.split(file.read_text("utf-8"))
-            yield from zip(parts[::3], parts[1::3], parts[2::3], strict=True)
 
 
 def split(text: str) -> tuple[str, ...]:

@@ -1,15 +1,8 @@
 -- Finish on PostgreSQL: records the end of an attempt. A success on which nothing depends takes a short way: its row
 -- moves from `duly_job` to `duly_done`. Every other end is marked by `finish`, and the sections of `ended.sql` follow.
 
--- fragment: held_jobs
-                                   as held
-     cross join json_each_text(held.value) as one
-     order by id
-),
-gone as (
-    delete from duly.duly_job
-     using input
-     where duly_job.id = any (array(select id from input)) and duly_job.id = input.id
+-- fragment: is_held
+duly_job.id = any (array(select id from input)) and duly_job.id = input.id
        and duly_job.token is not distinct from input.token
        and state = 'running'
 
@@ -19,7 +12,14 @@ gone as (
 with clock as materialized (select :now as now),
 input as materialized (
     select one.key::uuid as id, held.key::bigint as token, one.value as result
-      from json_each(:plain::json) {held_jobs} and key is null and batch_id is null and schedule is null
+      from json_each(:plain::json) as held
+     cross join json_each_text(held.value) as one
+     order by id
+),
+gone as (
+    delete from duly.duly_job
+     using input
+     where {is_held} and key is null and batch_id is null and schedule is null
     returning duly_job.id, task, queue, priority, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
               expires_at, lease_ms, duly_job.token, worker, progress, progress_message, cancel_requested_at, keep_ms,
               result_ttl_ms, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead,
@@ -48,7 +48,14 @@ select count(*)::int as recorded from gone;
 with clock as materialized (select :now as now),
 input as materialized (
     select one.key::uuid as id, held.key::bigint as token, one.value as result
-      from json_each(:keyed::json) {held_jobs} and keep_ms > 0 and key is not null and batch_id is null and schedule is null
+      from json_each(:keyed::json) as held
+     cross join json_each_text(held.value) as one
+     order by id
+),
+gone as (
+    delete from duly.duly_job
+     using input
+     where {is_held} and keep_ms > 0 and key is not null and batch_id is null and schedule is null
        and next is null
     returning duly_job.id, task, queue, priority, payload, envelope, key, fingerprint, key_ttl_ms, key_until, attempt,
               max_attempts, crashes, created_at, due_at, expires_at, lease_ms, duly_job.token, worker, progress, progress_message,
@@ -97,7 +104,14 @@ select count(*)::int as recorded from gone;
 with clock as materialized (select :now as now),
 input as materialized (
     select one.key::uuid as id, held.key::bigint as token, one.value as result
-      from json_each(:batched::json) {held_jobs} and key is null and batch_id is not null and schedule is null
+      from json_each(:batched::json) as held
+     cross join json_each_text(held.value) as one
+     order by id
+),
+gone as (
+    delete from duly.duly_job
+     using input
+     where {is_held} and key is null and batch_id is not null and schedule is null
     returning duly_job.id, task, queue, priority, payload, envelope, attempt, max_attempts, crashes, created_at, due_at,
               expires_at, lease_ms, duly_job.token, worker, progress, progress_message, cancel_requested_at, keep_ms,
               result_ttl_ms, batch_id, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead,

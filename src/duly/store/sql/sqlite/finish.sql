@@ -1,11 +1,11 @@
 -- Finish on SQLite and D1: records the end of an attempt. A success on which nothing depends takes a short way: its row
 -- moves from `duly_job` to `duly_done`. Every other end is marked by `finish`, and the sections of `ended.sql` follow.
 
--- fragment: held_jobs
-                        as held
-cross join json_each(held.value) as one
-cross join duly_job on duly_job.id = one.key
-where token = cast(held.key as integer) and state = 'running'
+-- fragment: each_job
+cross join json_each(held.value) as one cross join duly_job on duly_job.id = one.key
+
+-- fragment: is_held
+token = cast(held.key as integer) and state = 'running'
 
 -- name: finish_plain
 -- The short way for a success without key, batch or schedule, as most are. They are sent as {token: {id: result}}, so
@@ -22,12 +22,14 @@ select duly_job.id, task, queue, priority, 'succeeded', payload, envelope, attem
        :now, keep_ms, result_ttl_ms,
        :now + case when one.value is not null then min(result_ttl_ms, keep_ms) else keep_ms end,
        on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
-  from json_each(:plain) {held_jobs} and keep_ms > 0
+  from json_each(:plain) as held {each_job}
+ where {is_held} and keep_ms > 0
    and duly_job.key is null and batch_id is null and schedule is null;
 delete from duly_job
  where id in (
        select duly_job.id
-         from json_each(:plain) {held_jobs}
+         from json_each(:plain) as held {each_job}
+        where {is_held}
           and duly_job.key is null and batch_id is null and schedule is null);
 
 -- name: ends_written
@@ -40,7 +42,8 @@ select changes() as recorded;
 with mine as materialized (
     select duly_job.id as job_id, task as job_task, duly_job.key as job_key,
            coalesce(key_until, :now + key_ttl_ms) as until, one.value as job_result
-      from json_each(:keyed) {held_jobs} and keep_ms > 0
+      from json_each(:keyed) as held {each_job}
+     where {is_held} and keep_ms > 0
        and duly_job.key is not null and batch_id is null and schedule is null and next is null
 )
 update duly_key
@@ -64,12 +67,14 @@ select duly_job.id, task, queue, priority, 'succeeded', payload, envelope, duly_
             then min(max(:now + result_ttl_ms, coalesce(key_until, :now + key_ttl_ms)), :now + keep_ms)
             else :now + keep_ms end,
        on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
-  from json_each(:keyed) {held_jobs} and keep_ms > 0
+  from json_each(:keyed) as held {each_job}
+ where {is_held} and keep_ms > 0
    and duly_job.key is not null and batch_id is null and schedule is null and next is null;
 delete from duly_job
  where id in (
        select duly_job.id
-         from json_each(:keyed) {held_jobs} and keep_ms > 0
+         from json_each(:keyed) as held {each_job}
+        where {is_held} and keep_ms > 0
           and duly_job.key is not null and batch_id is null and schedule is null and next is null);
 
 -- name: finish_batched
@@ -77,7 +82,8 @@ delete from duly_job
 update duly_batch
    set open = open - n, succeeded = succeeded + n
   from (select batch_id, count(*) as n
-          from json_each(:batched) {held_jobs}
+          from json_each(:batched) as held {each_job}
+         where {is_held}
            and duly_job.key is null and batch_id is not null and schedule is null
          group by batch_id) as ended
  where duly_batch.id = ended.batch_id;
@@ -92,12 +98,14 @@ select duly_job.id, task, queue, priority, 'succeeded', payload, envelope, attem
        :now, keep_ms, result_ttl_ms,
        :now + case when one.value is not null then min(result_ttl_ms, keep_ms) else keep_ms end,
        batch_id, on_dead, origin, replay_of, replay_count, lane, seq, ordering_dead
-  from json_each(:batched) {held_jobs} and keep_ms > 0
+  from json_each(:batched) as held {each_job}
+ where {is_held} and keep_ms > 0
    and duly_job.key is null and batch_id is not null and schedule is null;
 delete from duly_job
  where id in (
        select duly_job.id
-         from json_each(:batched) {held_jobs}
+         from json_each(:batched) as held {each_job}
+        where {is_held}
           and duly_job.key is null and batch_id is not null and schedule is null);
 
 -- name: finish

@@ -33,18 +33,15 @@ select walk_task,
   from walk
  where place < :lanes and (place = 1 or walk_lane <> first_lane)
 
--- fragment: first_lanes
-walk (walk_task, walk_lane, first_lane, place) as (
-    select asked_task, begins, begins, 1
-      from (select asked_task,
-                   coalesce((select lane from duly_job
-                              where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                                and task = asked_task and lane > after
-                              order by lane limit 1),
-                            (select lane from duly_job
-                              where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
-                                and task = asked_task
-                              order by lane limit 1)) as begins
+-- fragment: first_lane
+coalesce((select lane from duly_job
+           where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
+             and task = asked_task and lane > after
+           order by lane limit 1),
+         (select lane from duly_job
+           where state = 'ready' and lane is not null and queue = :queue and suspect = :alone
+             and task = asked_task
+           order by lane limit 1))
 
 -- name: walk_lanes
 -- Returns the last lane that a claim visits, for each task that may have more lanes: the claim may empty lanes on the
@@ -55,8 +52,9 @@ with recursive asked as materialized (
      where value ->> 'task' not in ({paused_tasks})
        and not exists ({paused_queue})
 ),
-{first_lanes}
-              from asked)
+walk (walk_task, walk_lane, first_lane, place) as (
+    select asked_task, begins, begins, 1
+      from (select asked_task, {first_lane} as begins from asked)
      {next_lanes}
 )
 select walk_task as task, walk_lane as lane
@@ -77,8 +75,9 @@ with recursive rated as materialized (
             where gate.kind = 'queue' and gate.name = :queue and gate.paused_at is not null
               and (gate.paused_until is null or gate.paused_until > :now))
 ),
-{first_lanes}
-              from rated)
+walk (walk_task, walk_lane, first_lane, place) as (
+    select asked_task, begins, begins, 1
+      from (select asked_task, {first_lane} as begins from rated)
      {next_lanes}
 )
 insert into duly_lane (name, task, held_by, used_at)
@@ -100,8 +99,9 @@ with recursive asked as materialized (
      where value ->> 'task' not in ({paused_tasks})
        and not exists ({paused_queue})
 ),
-{first_lanes}
-              from asked)
+walk (walk_task, walk_lane, first_lane, place) as (
+    select asked_task, begins, begins, 1
+      from (select asked_task, {first_lane} as begins from asked)
      {next_lanes}
 ),
 looked as materialized (
