@@ -20,7 +20,7 @@ from tests.mutants.drill import judged
 from tests.mutants.relocate import relocate
 
 ROOT = Path(__file__).parent.parent.parent
-SECTION = re.compile(r"^(?=-- name: )", re.MULTILINE)
+SECTION = re.compile(r"^(?=-- (?:name|fragment): )", re.MULTILINE)
 
 
 def main() -> None:
