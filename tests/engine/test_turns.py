@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 from duly import Duly
+from duly.app import gil
 from duly.app.gil import LOOP_ALONE_SECONDS, SWITCH_SECONDS, threads_switched_often
 from duly.app.lease import Asked, Lease, current
 from duly.model import Failed, Failure, State, Succeeded
@@ -694,6 +697,23 @@ def test_a_forked_child_switches_its_threads_as_python_does() -> None:
             os._exit(sys.getswitchinterval() != before)
     assert os.waitpid(child, 0)[1] == 0
     assert sys.getswitchinterval() == before
+
+
+def test_a_fork_at_any_moment_blocks_neither_parent_nor_child() -> None:
+    """Another thread may hold the lock, or this thread, which a signal handler has interrupted."""
+    with ThreadPoolExecutor(1) as other:
+        for run in (lambda step: other.submit(step).result(), lambda step: step()):
+            run(gil._lock.acquire)
+            child = os.fork()
+            if child == 0:
+                with threads_switched_often():
+                    os._exit(0)
+            kill = threading.Timer(5, os.kill, (child, signal.SIGKILL))
+            kill.start()
+            status = os.waitpid(child, 0)[1]
+            kill.cancel()
+            run(gil._lock.release)
+            assert status == 0
 
 
 def test_j12_a_job_set_aside_and_held_again_takes_a_slot(app: Duly) -> None:

@@ -14,7 +14,7 @@ SWITCH_SECONDS = 0.0005
 # With async handlers only the event loop computes. Several threads that compute would lose a tenth at this interval.
 LOOP_ALONE_SECONDS = 0.0002
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may enqueue or fork while its own thread holds it
 _wanted: dict[object, float] = {}
 _interval = SimpleNamespace(found=0.0, ours=0.0)  # before the first caller, and as set here
 
@@ -45,10 +45,11 @@ def _want(caller: object, seconds: float | None) -> None:
 
 def _reset_after_fork() -> None:
     """Forget the callers, whose threads a forked child does not have."""
-    _lock.release()
+    global _lock  # noqa: PLW0603 (another thread of the parent may hold it)
+    _lock = threading.RLock()
     _wanted.clear()
     _want(None, None)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_reset_after_fork)
+    os.register_at_fork(after_in_child=_reset_after_fork)

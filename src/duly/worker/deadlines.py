@@ -40,14 +40,12 @@ class Deadlines:
     _children: Children
     _threads: Threads
 
-    def __post_init__(self) -> None:
-        definitions = [task.definition for task in self._shared.app.tasks.values()]
-        self._limited = any(one.timeout_ms or one.stall_after_ms for one in definitions)
-
     async def run(self) -> None:
         """Look again and again until cancelled."""
+        definitions = [task.definition for task in self._shared.app.tasks.values()]
+        limited = any(one.timeout_ms or one.stall_after_ms for one in definitions)
         while True:
-            await asyncio.sleep(LOOK_SECONDS if self._limited and len(self._held) else IDLE_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS if limited and len(self._held) else IDLE_SECONDS)
             self.look()
 
     def look(self) -> None:
