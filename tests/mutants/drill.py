@@ -79,21 +79,21 @@ def change(root: Path, mutant: Mutant, folder: Path) -> None:
 
 def run(root: Path, mutant: Mutant, folder: Path, server: PostgresServer) -> tuple[int | None, str]:
     """Return the exit code of pytest, or None if it did not end, and what it printed."""
-    options = ["-x", "-q", "-p", "tests.mutants.quick_first", f"--timeout={HANGS_AFTER_S}"]
+    options = ["-x", "-q", "-p", "tests.mutants.plugin", f"--timeout={HANGS_AFTER_S}", "--timeout-method=thread"]
     options += [f"--basetemp={folder / 'tmp'}", "-o", f"cache_dir={folder / 'cache'}"]
-    tests = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options, *shlex.split(mutant.tests)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(folder / "src"), RUNNING: str(server.port)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    printed = folder / "printed"
+    with printed.open("w") as out:  # no pipe, which a process that is left behind would keep open
+        tests = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, *shlex.split(mutant.tests)],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(folder / "src"), RUNNING: str(server.port)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
-        output, _ = tests.communicate(timeout=ENDS_AFTER_S)
-        return tests.returncode, output
+        return tests.wait(timeout=ENDS_AFTER_S), printed.read_text("utf-8", errors="replace")
     except subprocess.TimeoutExpired:
         return None, ""
     finally:  # a test that was ended in the middle leaves processes, databases and roles
@@ -101,7 +101,7 @@ def run(root: Path, mutant: Mutant, folder: Path, server: PostgresServer) -> tup
         tidy(server)
 
 
-def end(tests: subprocess.Popen[str]) -> None:
+def end(tests: subprocess.Popen[bytes]) -> None:
     """Kill the processes that a run has left."""
     with suppress(ProcessLookupError):
         os.killpg(tests.pid, signal.SIGKILL)
