@@ -86,7 +86,8 @@ class Ticker(Worker):
         super().__init__(app, queues=queues, concurrency=concurrency, grace=grace, drain=True, signals=signals)
 
     async def tick(self) -> Ticked:
-        """Do the pass."""
+        """Do the pass. Raises at once if the database is not there: the next tick comes soon."""
+        await self.shared.driver.arun(ops.clock())
         clock, bounds = self.shared.clock, self._bounds
         began = clock()
         bounds.ends_at = began + bounds.max_seconds
