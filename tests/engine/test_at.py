@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from duly import Ctx, Duly
-from duly.errors import ConfigError, JobNotFound, QueueFull
+from duly import Ctx, Duly, SyncCtx
+from duly.errors import ConfigError, JobNotFound, LeaseLost, QueueFull
 from duly.model import State
 from duly.testing import drain, frozen, inline, isolated
 from tests.databases import fresh
-from tests.engine.conftest import HOLDABLE, _d1_driver, found, work
+from tests.engine.conftest import HOLDABLE, _d1_driver, found, steal, work, work_until
 from tests.engine.test_no_io import python
 
 NOWHERE = {"sqlite": "nowhere/never.db", "d1": "nowhere/never.db", "postgres": "postgresql://127.0.0.1:1/never"}
@@ -116,6 +116,28 @@ def test_h05_a_job_and_what_follows_from_it_stay_in_one_database(family: Family)
     assert found(eu, job.id).state is State.SUCCEEDED
     assert sorted(one.task for one in eu.list()) == ["done", "follow", "plain", "plain"]
     assert [(one.task, one.key) for one in us.list()] == [("plain", job.id)]
+
+
+def test_h05_a_lost_lease_is_noticed_in_a_database_that_is_opened_twice(
+    family: Family, apps: Callable[..., Duly]
+) -> None:
+    app, eu, _ = family
+    raised: list[LeaseLost] = []
+
+    @apps().task  # on the same database
+    def theirs() -> None: ...
+
+    @app.task(lease="30s")
+    def zombie(ctx: SyncCtx) -> None:
+        if ctx.attempt == 1:
+            steal(eu, ctx.job_id)
+            with pytest.raises(LeaseLost) as lost:
+                theirs.enqueue()
+            raised.append(lost.value)
+
+    job = zombie.using(app=eu).enqueue()
+    work_until(eu, lambda: found(eu, job.id).state.ended)
+    assert (len(raised), eu.list(task="theirs")) == (1, [])
 
 
 def test_h05_a_queue_that_is_full_in_one_database_is_not_full_in_another(family: Family) -> None:
@@ -218,7 +240,10 @@ def test_h05_settings_are_the_apps_but_for_the_place(
     monkeypatch.setenv("DULY_LISTEN_URL", "postgresql://db/own")
     monkeypatch.setenv("DULY_URL", "postgresql://db/own")
     (tmp_path / "duly.toml").write_text("max_attempts = 9")
-    shard = Duly("never.db", schema="ours", lease="7s").at("postgresql://eu/shop")
+    own = Duly("never.db", schema="ours", lease="7s")
+    monkeypatch.chdir("/")  # the folder of the app counts
+    assert own.at("eu.db").settings.url.path == str(tmp_path / "eu.db")
+    shard = own.at("postgresql://eu/shop")
     settings = shard.settings
     assert (settings.url.dsn, settings.schema, settings.listen_url) == ("postgresql://eu/shop", "ours", None)
     assert (settings.max_attempts, settings.lease_ms) == (9, 7000)
