@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 
 from duly import Ctx, Duly, SyncCtx
@@ -197,6 +198,7 @@ def test_h05_at_returns_one_object_for_a_place_and_opens_nothing(app: Duly, tmp_
     assert app.at(Path("eu.db")) is eu.at("eu.db") is app.at("us.db").at("eu.db") is eu
     assert app.at("eu.db", schema="other") is not eu
     assert eu.settings.schema == "duly"
+    assert eu.database.new_id is app.database.new_id  # forks know each for ever
     assert [*tmp_path.iterdir()] == []
     held = weakref.ref(eu)
     del eu
@@ -284,6 +286,20 @@ def test_h05_using_app_refuses_what_is_not_this_app(app: Duly) -> None:
                 add()
     assert batch.progress().total == 0
     assert not Path("never.db").exists()
+
+
+def test_h05_two_schemas_are_two_databases_also_in_a_transaction_of_the_caller(app: Duly, postgres_url: str) -> None:
+    toil = tasks(app)
+    ann, bob = (app.at(postgres_url, schema=name) for name in ("ann", "bob"))
+    for shard in (ann, bob):
+        shard.migrate()
+    with psycopg.connect(postgres_url) as conn:
+        job = ann.tasks["toil"].using(conn=conn).enqueue(21)
+    toil.using(app=bob).enqueue(1)
+    work(ann)
+    assert (job.result(0), [len(shard.list()) for shard in (ann, bob)]) == (42, [1, 1])
+    for shard in (ann, bob):
+        shard.close()
 
 
 FORK = """

@@ -383,7 +383,7 @@ class App:
 
 
 # A fork waits until no thread holds it.
-_one_at = threading.Lock()
+_one_at = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_one_at.acquire, after_in_parent=_one_at.release, after_in_child=_one_at.release)
 

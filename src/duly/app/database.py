@@ -31,10 +31,10 @@ class Database:
     Nothing is read or opened before the first operation.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Any], new_id: keys.Ids | None = None) -> None:
         self._given = dict(given)
         self._folder = Path.cwd()
-        self.new_id = keys.Ids()
+        self.new_id = keys.Ids() if new_id is None else new_id
         self.depths = Depths()
         settings.load(self._given, {})  # raises for a wrong value where it is written
 
@@ -118,7 +118,8 @@ class OtherDatabase(Database):
     """Another database of an app, with its settings. It is closed when nothing uses it any more."""
 
     def __init__(self, own: Database, url: str, schema: str | None) -> None:
-        super().__init__({**own._given, "url": url, "schema": schema or own._given.get("schema")})
+        # Each maker of ids is known to forks for ever.
+        super().__init__({**own._given, "url": url, "schema": schema or own._given.get("schema")}, own.new_id)
         self._folder = own._folder
 
     @cached_property
