@@ -354,7 +354,8 @@ WORKS = """
 import os, sys
 from shop import app, apart, note
 
-eu = app.at(sys.argv[1])
+eu = app.at(sys.argv[1], schema="other")
+eu.migrate()
 job = apart.using(app=eu).enqueue()
 eu.run(drain=True)
 pid = job.result(5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -243,6 +244,22 @@ def test_s10_a_tick_in_code_does_one_pass_with_its_bounds(app: Duly) -> None:
     for wrong in ({"limit": 0}, {"max_seconds": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             app.tick(**wrong)  # type: ignore[arg-type]
+
+
+def test_s10_passes_that_overlap_in_one_process_count_their_own_jobs(app: Duly) -> None:
+    @app.task
+    async def meet() -> None:
+        if not met.is_set():
+            met.set()
+            await asyncio.to_thread(work, app)  # a second pass, within the first
+
+    def work(app: Duly) -> None:
+        inner.append(app.tick())
+
+    met, inner = threading.Event(), list[Ticked]()
+    meet.enqueue_many(meet.call() for _ in range(4))
+    outer = app.tick(limit=1)
+    assert [(ticked.ran, ticked.succeeded) for ticked in (outer, *inner)] == [(1, 1), (3, 3)]
 
 
 def test_s10_a_tick_without_a_database_raises_at_once() -> None:
