@@ -364,7 +364,7 @@ def api_page() -> str:
         NOTE,
         "Sync calls are plain; each has an async twin with an `a` in front, which is left out here.",
     ]
-    skipped = {"spec", "settings", "driver", "database", "dead", "schedules", "batches", "tasks"}
+    skipped = {"spec", "elsewhere", "settings", "driver", "database", "dead", "schedules", "batches", "tasks"}
     lines += section("duly.Duly", duly.Duly, also=app.App, skip=skipped)
     lines += [
         "### Options of `@app.task`",
@@ -517,6 +517,7 @@ ALIASES = {
     r"backoffs\.Backoff": "Backoff",
     r"(?:keys\.)?Key": "str | Callable[..., str]",
     "Adds": "Batch",
+    "HasTasks": "Duly",
     "When": "str | float | timedelta",
 }
 

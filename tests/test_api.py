@@ -6,8 +6,11 @@ import inspect
 import re
 import types
 
+import pytest
+
 import duly
 from duly import errors
+from duly.app import batches, dead, schedules
 
 PUBLIC = {"Batch", "Call", "Cancel", "Ctx", "Duly", "Job", "Retry", "Snooze", "SyncCtx", "Task", "backoff"}
 
@@ -96,3 +99,30 @@ def test_the_codes_are_stable() -> None:
 def test_an_error_about_a_job_or_a_key_names_it() -> None:
     assert errors.JobDead("it died", "id 1").job_id == "id 1"
     assert errors.KeyConflict("taken", "id 2").existing_id == "id 2"
+
+
+# Sync calls that have no async twin by the name of `a…`, and why.
+ALONE = {
+    "Duly.at": "no I/O",
+    "Duly.batch": "no I/O: `async with` is its twin",
+    "Duly.every": "no I/O",
+    "Duly.worker": "no I/O: `await worker.run()`",
+    "Batch.known": "no I/O",
+    "Batch.new": "no I/O",
+    "Batch.wait": "its twin is `await_`, as `await` is a word of Python",
+    "Task.call": "no I/O",
+    "Task.using": "no I/O",
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [duly.Duly, duly.Batch, batches.Batches, dead.Dead, schedules.Schedules, duly.Task, duly.Job]
+)
+def test_every_sync_call_has_an_async_twin(kind: type) -> None:
+    calls = {name for name, member in inspect.getmembers(kind, inspect.isroutine) if not name.startswith("_")}
+    plain = {name for name in calls if not inspect.iscoroutinefunction(getattr(kind, name))}
+    alone = {name for name in plain if f"a{name}" not in calls - plain}
+    assert alone == {name.partition(".")[2] for name in ALONE if name.startswith(f"{kind.__name__}.")}
+    for name in plain - alone:
+        mine, twin = (list(inspect.signature(getattr(kind, one)).parameters) for one in (name, f"a{name}"))
+        assert mine == twin, name

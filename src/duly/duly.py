@@ -11,6 +11,7 @@ from duly.errors import ConfigError
 from duly.rules.durations import Duration
 
 if TYPE_CHECKING:
+    from duly.worker.tick import Ticked
     from duly.worker.worker import Worker
 
 
@@ -45,3 +46,17 @@ class Duly(App):
     async def arun(self, **options: Unpack[WorkerOptions]) -> None:
         """Work in this event loop until cancelled, or with `drain=True` until nothing is due any more."""
         await self.worker(**options).run()
+
+    def tick(self, *, limit: int = 100, max_seconds: float = 50.0, concurrency: int = 10) -> Ticked:
+        """Do one bounded pass over the queue, as `duly tick` does. `limit` is how many jobs it runs at most."""
+        from duly.worker.tick import Ticker
+
+        if asyncio._get_running_loop() is not None:
+            raise ConfigError("app.tick() starts an event loop, and one runs here already: await app.atick() instead")
+        return asyncio.run(Ticker(self, limit=limit, max_seconds=max_seconds, concurrency=concurrency).tick())
+
+    async def atick(self, *, limit: int = 100, max_seconds: float = 50.0, concurrency: int = 10) -> Ticked:
+        """Do one bounded pass over the queue in this event loop, whose signal handlers it leaves alone."""
+        from duly.worker.tick import Ticker
+
+        return await Ticker(self, limit=limit, max_seconds=max_seconds, concurrency=concurrency, signals=False).tick()

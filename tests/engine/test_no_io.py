@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import duly
 from duly import Duly
 from tests.engine.conftest import HOLDABLE
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(duly.__file__).parents[1]
 
 WATCHED = """
 import os, sys, threading

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from duly import Duly, Snooze
-from duly.errors import ConfigError
+from duly.errors import ConfigError, StoreUnavailable
 from duly.model import NewJob, State, Terms
 from duly.store import ops
 from duly.testing import frozen
@@ -212,3 +214,55 @@ def test_s10_delayed_jobs_are_left_to_the_next_tick(app: Duly) -> None:
 def test_s10_bounds_of_zero_are_refused(app: Duly, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Ticker(app, **options)
+
+
+# In code
+
+
+def test_s10_a_tick_in_code_does_one_pass_with_its_bounds(app: Duly) -> None:
+    ran: list[int] = []
+
+    @app.task
+    def note(number: int) -> None:
+        ran.append(number)
+
+    note.enqueue_many(note.call(number) for number in range(4))
+    first = app.tick(limit=3, max_seconds=20, concurrency=1)
+    assert (first.ran, first.more, ran) == (3, True, [0, 1, 2])
+
+    async def inside() -> Ticked:
+        with pytest.raises(ConfigError, match=r"one runs here already: await app\.atick\(\) instead"):
+            app.tick()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, print)
+        ticked = await app.atick()
+        assert loop.remove_signal_handler(signal.SIGTERM)  # it was there still
+        return ticked
+
+    last = asyncio.run(inside())
+    assert (last.ran, last.more, ran) == (1, False, [0, 1, 2, 3])
+    for wrong in ({"limit": 0}, {"max_seconds": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            app.tick(**wrong)  # type: ignore[arg-type]
+
+
+def test_s10_passes_that_overlap_in_one_process_count_their_own_jobs(app: Duly) -> None:
+    @app.task
+    async def meet() -> None:
+        if not met.is_set():
+            met.set()
+            await asyncio.to_thread(work, app)  # a second pass, within the first
+
+    def work(app: Duly) -> None:
+        inner.append(app.tick())
+
+    met, inner = threading.Event(), list[Ticked]()
+    meet.enqueue_many(meet.call() for _ in range(4))
+    outer = app.tick(limit=1)
+    assert [(ticked.ran, ticked.succeeded) for ticked in (outer, *inner)] == [(1, 1), (3, 3)]
+
+
+def test_s10_a_tick_without_a_database_raises_at_once() -> None:
+    app = Duly("postgresql://127.0.0.1:1/none")
+    with pytest.raises(StoreUnavailable):
+        app.tick(max_seconds=5)

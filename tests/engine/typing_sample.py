@@ -46,6 +46,8 @@ async def uses_of_plain() -> None:
     assert_type(await (await plain.aenqueue(1, word="a")).aresult(timeout=5), float)
     assert_type(plain.enqueue_many([plain.call(1, "a")])[0].result(), float)
     assert_type(plain.using(delay="5m", key="k").using(priority=3).enqueue(1).result(), float)
+    assert_type(plain.using(app=app.at("eu.db")).enqueue(1).result(), float)
+    plain.using(app="eu.db")  # wrong: arg-type
     plain.enqueue("one")  # wrong: arg-type
     plain.enqueue()  # wrong: call-arg
     plain.enqueue(1, "a", 2)  # wrong: call-arg

@@ -6,15 +6,19 @@ prefix `a`; both run the same operation.
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import os
 import sys
+import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, Self, TypeAlias, TypedDict, Unpack, cast
+from weakref import WeakValueDictionary
 
 from duly.app import queues
 from duly.app.batches import Batch, Batches
-from duly.app.database import Database
+from duly.app.database import Database, OtherDatabase, Place
 from duly.app.dead import Dead
 from duly.app.decorator import TaskDecorator
 from duly.app.events import Events
@@ -80,11 +84,16 @@ class App:
         grace: Duration | None = None,
     ) -> None:
         """Take the settings of the app. Others come from `$DULY_…`, `duly.toml`, or have their default."""
-        self.tasks = Tasks(Database({name: value for name, value in locals().items() if name != "self"}))
+        self._database = Database({name: value for name, value in locals().items() if name != "self"})
+        self.tasks = Tasks(self._database)
         self.schedules = Schedules(self.tasks)
         self.events = Events()
         self._made_in = str(sys._getframe(1).f_globals.get("__name__"))
         self._spec: str | None = None
+        # Of this app and those that `at` returned, which are copies of it.
+        self._home: App | None = None
+        self._elsewhere: WeakValueDictionary[Place, App] = WeakValueDictionary()
+        self._databases: WeakValueDictionary[Place, OtherDatabase] = WeakValueDictionary()
 
     # Definition
 
@@ -133,9 +142,39 @@ class App:
         """The batches in the database."""
         return Batches(self.tasks)
 
+    def at(self, url: str | os.PathLike[str], *, schema: str | None = None) -> Self:
+        """Return this app on another database, with the same tasks, schedules, listeners and settings.
+
+        It opens nothing, and returns the same object each time as long as it is in use. `using(app=…)` enqueues there.
+        """
+        if not isinstance(url, str | os.PathLike):
+            raise ConfigError("app.at() takes a URL or a path; for a connection of yours use using(conn=)")
+        place = os.fspath(url), schema
+        with _one_at:
+            shard = self._elsewhere.get(place)
+            if shard is None:
+                database = self._databases.get(place) or OtherDatabase(self._database, *place)
+                self._databases[place], self._elsewhere[place] = database, (shard := self._on(database))
+        return cast("Self", shard)
+
+    def _on(self, database: OtherDatabase) -> Self:
+        shard = copy.copy(self)
+        shard.tasks = Tasks(database, self.tasks.definitions)
+        shard.schedules = Schedules(shard.tasks, self.schedules._in_code)
+        shard.events = Events(self.events._listeners)  # with counts of its own
+        shard._home, shard._spec = self._home or self, None
+        return shard
+
+    @property
+    def elsewhere(self) -> Place | None:
+        """The URL and schema of an app that `at` returned, for a process that imports the app by its `spec`."""
+        return None if self._home is None else self.database.place
+
     @property
     def spec(self) -> str | None:
         """The name by which another process imports this app, `module:app`. None if it cannot be imported."""
+        if self._spec is None and self._home is not None:
+            return self._home.spec
         if self._spec is None and self._made_in != "__main__":
             names = vars(sys.modules[self._made_in]) if self._made_in in sys.modules else {}
             self._spec = next((f"{self._made_in}:{name}" for name, value in names.items() if value is self), None)
@@ -166,9 +205,17 @@ class App:
         """Create or update the tables. SQLite does this with the first operation, PostgreSQL does not."""
         self.database.migrate()
 
+    async def amigrate(self) -> None:
+        """Create or update the tables, from a coroutine."""
+        await asyncio.to_thread(self.database.migrate)
+
     def close(self) -> None:
         """Close the database. The next operation opens it again."""
         self.database.close()
+
+    async def aclose(self) -> None:
+        """Close the database, from a coroutine."""
+        await asyncio.to_thread(self.database.close)
 
     # Inspecting and changing
 
@@ -333,6 +380,12 @@ class App:
     async def aworkers(self) -> Workers:
         """List the workers, from a coroutine."""
         return await self.database.arun(ops.workers())
+
+
+# A fork waits until no thread holds it.
+_one_at = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_one_at.acquire, after_in_parent=_one_at.release, after_in_child=_one_at.release)
 
 
 def _listing(filters: JobFilters) -> Op[list[JobRecord]]:

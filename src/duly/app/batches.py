@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, ca
 from msgspec.structs import replace
 
 from duly.app.database import Database
+from duly.app.definition import Definition
 from duly.app.enqueue import CHUNK, Adds, Answers, Request, filled_here, filling
 from duly.app.filters import checked
 from duly.app.job import pauses
@@ -215,9 +216,7 @@ class Batch:
         return given
 
     def _request(self, task: Task[..., Any, Any]) -> Request:
-        if task._tasks is not self._tasks:
-            raise ConfigError(f"{task.name} is a task of another app than {self!r}")
-        return Request(self._database, task.definition, task._accepted(), task._using.conn, self)
+        return Request(task._target.database, task.definition, task._accepted(), task._using.conn, self)
 
     def _add(self, request: Request, chunks: Iterable[Sequence[NewJob]], *, before: int = 0) -> Answers:
         """Add jobs of a task in order, and return their answers. `before`: how many jobs this call added already."""
@@ -242,6 +241,17 @@ class Batch:
         if self.conn is not None:
             self._database.woke()
 
+    def _takes(self, definition: Definition, database: Database) -> bool:
+        """Return whether jobs of a task, in a database, belong here; raise if only the database is another."""
+        if database is self._database:
+            return True
+        if self._tasks.knows(definition):
+            raise ConfigError(
+                f"{definition.name} would be added to another database than that of {self!r}: "
+                f"write {definition.name}.using(app=…) with the app of the batch, or enqueue it outside"
+            )
+        return False
+
     def _check(self, request: Request) -> None:
         """Raise for jobs that cannot belong to this batch."""
         name = request.definition.name
@@ -250,7 +260,7 @@ class Batch:
                 f"{name}: using(debounce=…) inside {self!r}: a debounced call may run as a later job, "
                 "and belongs to no batch. Enqueue it outside"
             )
-        if request.database is not self._database:
+        if not self._takes(request.definition, request.database):
             raise ConfigError(f"{name} is a task of another app than {self!r}")
         if request.conn is not None and request.conn is not self.conn:
             raise ConfigError(
@@ -266,7 +276,7 @@ class Batch:
                 chunk = yield from self._in_order(terms, chunk, answers, before)
             if chunk:
                 yield from self._database.depths.admit(terms.queue, len(chunk), before=before + len(answers))
-                answers += self._taken((yield store.add(terms, chunk, parent=parent()))).jobs
+                answers += self._taken((yield store.add(terms, chunk, parent=parent(self._database)))).jobs
         return answers
 
     def _in_order(self, terms: Any, chunk: Sequence[NewJob], answers: Answers, before: int) -> Steps[Sequence[NewJob]]:
@@ -280,7 +290,7 @@ class Batch:
             self._refuse_at_unknown_place()
             yield from self._database.depths.admit(terms.queue, len(placed), before=before + len(answers))
             self._asking = True
-            answer = yield store.add(terms, placed, filling=begin, parent=parent())
+            answer = yield store.add(terms, placed, filling=begin, parent=parent(self._database))
             self._asking = False
             added = self._taken(answer, begin + len(placed))
             if added.filled == begin:
@@ -406,7 +416,7 @@ def _callback(tasks: Tasks, task: Task[..., Any, Any] | str | None, what: str, b
         task = tasks[task]
     if not isinstance(task, Task):
         raise ConfigError(f"{what} is of type {type(task).__name__}: give a task, or the name of one")
-    if task._tasks is not tasks:
+    if not tasks.knows(task.definition):
         raise ConfigError(f"{what} {task.name} is a task of another app, whose workers would not find the job")
     if dropped := task._using.lost_in_callback:
         raise ConfigError(f"{what} {task.name} has using({dropped}=…), which a callback cannot have")

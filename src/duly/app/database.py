@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from duly import store
 from duly.app.queue_depth import Depths
@@ -19,6 +22,8 @@ from duly.store.op import Op
 
 T = TypeVar("T")
 
+Place: TypeAlias = tuple[str, str | None]  # URL and schema
+
 
 class Database:
     """Runs operations with the app's driver, or on a connection of the caller (`conn`).
@@ -26,12 +31,17 @@ class Database:
     Nothing is read or opened before the first operation.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Any], new_id: keys.Ids | None = None) -> None:
         self._given = dict(given)
         self._folder = Path.cwd()
-        self.new_id = keys.Ids()
+        self.new_id = keys.Ids() if new_id is None else new_id
         self.depths = Depths()
         settings.load(self._given, {})  # raises for a wrong value where it is written
+
+    @property
+    def place(self) -> Place:
+        """Where it is. An app may open one place twice."""
+        return self.settings.url.path or self.settings.url.dsn, self.settings.schema
 
     @cached_property
     def settings(self) -> settings.Settings:
@@ -102,3 +112,29 @@ class Database:
         """Close the database; the next operation opens it again."""
         if "driver" in self.__dict__:
             self.driver.close()
+
+
+class OtherDatabase(Database):
+    """Another database of an app, with its settings. It is closed when nothing uses it any more."""
+
+    def __init__(self, own: Database, url: str, schema: str | None) -> None:
+        # Each maker of ids is known to forks for ever.
+        super().__init__({**own._given, "url": url, "schema": schema or own._given.get("schema")}, own.new_id)
+        self._folder = own._folder
+
+    @cached_property
+    def settings(self) -> settings.Settings:
+        """The settings, read on first use. `listen_url` is the app's own server, and not this one."""
+        return replace(settings.read(self._given, os.environ, self._folder), listen_url=None)
+
+    @cached_property
+    def driver(self) -> Driver:
+        """The driver, created on first use."""
+        made = super().driver
+        weakref.finalize(self, _close_aside, made).atexit = False
+        return made
+
+
+def _close_aside(driver: Driver) -> None:
+    """Close a driver in a thread of its own: garbage is collected in any thread, perhaps one of the driver's."""
+    threading.Thread(target=driver.close, name="duly-close", daemon=True).start()

@@ -35,8 +35,7 @@ class Adds(Protocol):
     conn: Any
     _lease: Lease | None  # of the handler that fills it
 
-    @property
-    def _database(self) -> Database: ...
+    def _takes(self, definition: Definition, database: Database) -> bool: ...
 
     def _add(self, request: Request, chunks: Iterable[Sequence[NewJob]]) -> Answers: ...
 
@@ -80,7 +79,7 @@ class Enqueuing:
         if request.batch is not None:
             return self.many(request, [Chunk([job])])[0]
         database, _, accepted, conn, _ = request
-        op = ops.enqueue(accepted, [job], parent=parent(), checked=True)
+        op = ops.enqueue(accepted, [job], parent=parent(database), checked=True)
         database.admit(accepted.terms.queue, 1, conn, before=0)
         return _finished(request, _held(database.add(op, conn)))[0]
 
@@ -94,7 +93,7 @@ class Enqueuing:
             thread: ThreadPoolExecutor | None = None
             sent: Future[Answers] | None = None
             for jobs, is_followed in chunks:
-                op = ops.enqueue(accepted, jobs, parent=parent(), checked=True)
+                op = ops.enqueue(accepted, jobs, parent=parent(database), checked=True)
                 if sent is not None:
                     answers += _held(sent.result())
                 sent = None
@@ -117,7 +116,7 @@ class Enqueuing:
         database, _, accepted, conn, _ = request
         lease = current.get()
         with nullcontext() if lease is None else in_flight(lease):
-            op = ops.enqueue(accepted, [job], parent=parent(), checked=True)
+            op = ops.enqueue(accepted, [job], parent=parent(database), checked=True)
             await database.aadmit(accepted.terms.queue, 1, conn, before=0)
             answers = _held(await database.aadd(op, conn))
         return _finished(request, answers)[0]
@@ -132,7 +131,7 @@ class Enqueuing:
         with nullcontext() if lease is None else in_flight(lease):
             async with _Beside() as beside:
                 for jobs, is_followed in chunks:
-                    op = ops.enqueue(accepted, jobs, parent=parent(), checked=True)
+                    op = ops.enqueue(accepted, jobs, parent=parent(database), checked=True)
                     answers += await beside.landed()
                     await database.aadmit(accepted.terms.queue, len(jobs), conn, before=len(answers))
                     # Prepare the next chunk during this commit. A handler has no task beside itself.

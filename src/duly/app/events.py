@@ -31,8 +31,8 @@ _ENDED = {
 class Events:
     """Sends the events of an app to the log and to its listeners."""
 
-    def __init__(self) -> None:
-        self._listeners: list[Listener] = []
+    def __init__(self, listeners: list[Listener] | None = None) -> None:
+        self._listeners = [] if listeners is None else listeners
         self.counts: Counter[str] = Counter()
 
     def listen(self, listener: Listener) -> Listener:

@@ -44,6 +44,7 @@ class Lease(msgspec.Struct, eq=False):
     definition: Definition
     database: Database
     claimed_at: float
+    tasks: Any = None  # of the app whose worker holds it
     begun_at: float | None = None
     ended_at: float = 0.0  # when the handler ended
     beat_at: float | None = None  # the handler's own heartbeat
@@ -121,10 +122,15 @@ def timed_out(lease: Lease) -> JobTimeout:
 current: ContextVar[Lease | None] = ContextVar("duly_lease", default=None)
 
 
-def parent() -> Held | None:
-    """Return the job whose handler enqueues here; None outside of handlers and once its finish is staged."""
+def parent(database: Database) -> Held | None:
+    """Return the job whose handler enqueues here; None outside of handlers and once its finish is staged.
+
+    Another database does not know the job, and cannot check its lease.
+    """
     lease = current.get()
-    return None if lease is None or lease.staged or lease.over else lease.held
+    if lease is None or lease.staged or lease.over:
+        return None
+    return lease.held if database is lease.database or database.place == lease.database.place else None
 
 
 def heed() -> None:

@@ -185,6 +185,8 @@ def _refuse_terms(name: str, task: Task[..., Any, Any]) -> None:
     for word, given in (("key=", using.key), ("conn=", using.conn)):
         if given is not None:
             raise ConfigError(f"{name}: using({word}) makes no sense for a schedule: each of its runs is another job")
+    if using.app is not None:
+        raise ConfigError(f"{name}: using(app=) makes no sense for a schedule: create it with app.at(url).schedules")
     for field, word in (("delay_ms", "delay="), ("due_at", "at="), ("expires_at", "expires= at a fixed time")):
         if field in using.terms:
             raise ConfigError(f"{name}: using({word}) makes no sense for a schedule: its rule decides when")

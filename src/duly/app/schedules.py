@@ -48,9 +48,9 @@ LAST_MS = 253_370_764_800_000  # the year 9999, the last that datetime supports
 class Schedules:
     """The schedules of an app: recurring work, its due times, and its runs."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: Tasks, in_code: dict[str, Defined] | None = None) -> None:
         self._tasks = tasks
-        self._in_code: dict[str, Defined] = {}
+        self._in_code = {} if in_code is None else in_code
         self.present: Callable[[], int] = _now  # the clock, if no database is asked
 
     @property

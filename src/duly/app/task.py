@@ -34,8 +34,19 @@ class Registry(Protocol):
     database: Database
     enqueuing: Enqueuing
 
+    def knows(self, definition: Definition) -> bool:
+        """Return whether a task is one of this app, on whichever of its databases."""
+
     def dead_letter(self, definition: Definition) -> str | None:
         """Return the job to add when a job of this task dies."""
+
+
+class HasTasks(Protocol):
+    """An app, as `using(app=…)` takes it."""
+
+    @property
+    def tasks(self) -> Registry:
+        """Its tasks."""
 
 
 class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True):
@@ -84,12 +95,12 @@ class Task(Generic[P, C, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Add a job. Returns when it is durable, or part of your transaction with `using(conn=…)`."""
         job, request = self._new_job(args, kwargs), self._request()
-        return Job(request, self._tasks.enqueuing.one(request, job))
+        return Job(request, self._target.enqueuing.one(request, job))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Add a job, from a coroutine."""
         job, request = self._new_job(args, kwargs), self._request()
-        return Job(request, await self._tasks.enqueuing.aone(request, job))
+        return Job(request, await self._target.enqueuing.aone(request, job))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Check the arguments of one job, to be enqueued with others by `enqueue_many`."""
@@ -101,12 +112,12 @@ class Task(Generic[P, C, R]):
         Raises KeyConflict for a key that is taken, after all other jobs were enqueued.
         """
         request = self._request()
-        return [Job(request, answer) for answer in self._tasks.enqueuing.many(request, self._chunks(calls))]
+        return [Job(request, answer) for answer in self._target.enqueuing.many(request, self._chunks(calls))]
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Add many jobs, a thousand in one commit, from a coroutine."""
         request = self._request()
-        return [Job(request, answer) for answer in await self._tasks.enqueuing.amany(request, self._chunks(calls))]
+        return [Job(request, answer) for answer in await self._target.enqueuing.amany(request, self._chunks(calls))]
 
     def using(
         self,
@@ -126,24 +137,35 @@ class Task(Generic[P, C, R]):
         correlation_id: str | None = None,
         conn: Any = None,
         batch: Adds | None = None,
+        app: HasTasks | None = None,
     ) -> Task[P, C, R]:
         """Return the task with other options for the jobs enqueued through it. The task itself does not change.
 
         `debounce` runs the last call under a key, once no other call has come for this long. `unique_for` keeps the
-        key for this long from the enqueue on.
+        key for this long from the enqueue on. `app` is the app on another database, as `app.at` returns it.
         """
         given = {option: value for option, value in locals().items() if option != "self" and value is not None}
-        return Task(self._tasks, self.definition, self._using.changed(self.definition, given))
+        using = self._using.changed(self.definition, given)
+        if app is not None and not app.tasks.knows(self.definition):
+            raise ConfigError(f"{self.name}: app= does not know this task: give its own app, or that app's app.at(url)")
+        return Task(self._tasks if app is None else app.tasks, self.definition, using)
 
     # Inside
 
     def _request(self) -> Request:
         """Return the part that all jobs of one enqueue share."""
         accepted, using, batch = self._accepted(), self._using, self._using.batch
-        database = self._tasks.database
-        if batch is None and (here := filled_here()) is not None and here._database is database:
+        database = self._target.database
+        if batch is None and (here := filled_here()) is not None and here._takes(self.definition, database):
             batch = here
         return Request(database, self.definition, accepted, using.conn, batch)
+
+    @property
+    def _target(self) -> Registry:
+        """The app whose database takes the jobs: without `app=`, a handler enqueues where its own job is."""
+        lease = current.get()
+        tasks: Registry | None = None if lease is None or self._using.app is not None else lease.tasks
+        return tasks if tasks is not None and tasks.knows(self.definition) else self._tasks
 
     def _terms(self) -> Terms:
         return self._accepted().terms

@@ -19,22 +19,32 @@ from duly.rules.rate import lane_of
 class Tasks(Mapping[str, Task[..., Any, Any]]):
     """The tasks of an app, by their names and aliases, and the database that keeps their jobs."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, definitions: dict[str, Definition] | None = None) -> None:
         self.database = database
         self.enqueuing = Enqueuing()
+        self.definitions = {} if definitions is None else definitions  # of an app on all its databases
         self._known: dict[str, Task[..., Any, Any]] = {}
 
     def __getitem__(self, name: str) -> Task[..., Any, Any]:
-        return self._known[name]
+        task = self._known.get(name)
+        if task is None:
+            definition = self.definitions[name]
+            task = Task(self, definition) if name == definition.name else self[definition.name]
+            task = self._known.setdefault(name, task)
+        return task
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
+        return iter(self.definitions)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.definitions)
 
     def __repr__(self) -> str:
-        return f"<tasks {', '.join(self._known)}>"
+        return f"<tasks {', '.join(self)}>"
+
+    def knows(self, definition: Definition) -> bool:
+        """Return whether a task is one of this app, on whichever of its databases."""
+        return self.definitions.get(definition.name) is definition
 
     def define(self, handler: Callable[..., Any], options: Mapping[str, Any]) -> Task[..., Any, Any]:
         """Make a task of a function, and add it."""
@@ -53,20 +63,20 @@ class Tasks(Mapping[str, Task[..., Any, Any]]):
         """Add a task by its definition; raise if one of its names is taken."""
         names = (definition.name, *definition.aliases)
         for name in names:
-            if name in self._known:
-                other = self._known[name].definition.handler
+            if name in self.definitions:
+                other = self.definitions[name].handler
                 raise ConfigError(
                     f"a task named {name!r} is there already ({other.__module__}.{other.__qualname__}): "
                     "give one of them another name="
                 )
-        task: Task[..., Any, Any] = Task(self, definition)
-        self._known.update(dict.fromkeys(names, task))
-        return task
+        self.definitions.update(dict.fromkeys(names, definition))
+        return self[definition.name]
 
     def remove(self, task: Task[..., Any, Any]) -> None:
         """Remove a task that was just added."""
         for name in (task.name, *task.definition.aliases):
-            del self._known[name]
+            del self.definitions[name]
+            self._known.pop(name, None)
 
     def dead_letter(self, definition: Definition) -> str | None:
         """Return the job to add when a job of this task dies, as JSON."""

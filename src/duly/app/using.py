@@ -28,6 +28,7 @@ class Using(Struct, frozen=True):
     correlation_id: str | None = None
     conn: Any = None
     batch: Adds | None = None
+    app: Any = None
 
     def changed(self, definition: Definition, given: Mapping[str, Any]) -> Using:
         """Return these options with those that were given in their place; raise for options that cannot work."""
@@ -43,6 +44,8 @@ class Using(Struct, frozen=True):
             **{option: given.get(option, getattr(self, option)) for option in OTHERS},
         )
         _refuse_beside_debounce(definition, using)
+        if using.app is not None and using.conn is not None:
+            raise ConfigError(f"{name}: conn= decides the database: leave app= out")
         return using
 
     @property
@@ -57,7 +60,7 @@ class Using(Struct, frozen=True):
         return given[0] if given else None
 
 
-OTHERS = ("subject", "correlation_id", "conn", "batch")
+OTHERS = ("subject", "correlation_id", "conn", "batch", "app")
 
 
 def _terms(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,6 +87,9 @@ def _check_types(name: str, given: Mapping[str, Any]) -> None:
             f"{name}: batch= is of type {type(batch).__name__}: give the batch of `with app.batch(…) as batch`, "
             "or app.batches.get(id)"
         )
+    app = given.get("app")
+    if app is not None and not hasattr(app, "tasks"):
+        raise ConfigError(f"{name}: app= is of type {type(app).__name__}: give what app.at(url) returns")
     for option in ("subject", "correlation_id"):
         if option in given and not isinstance(given[option], str):
             raise ConfigError(f"{name}: {option}= is of type {type(given[option]).__name__}: give a text")

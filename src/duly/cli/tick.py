@@ -12,7 +12,6 @@ from duly.cli import logs, output
 from duly.cli.options import URL_OF_APP, json_option
 from duly.cli.worker import read_queues, warn_of_mistakes
 from duly.duly import Duly
-from duly.store import ops
 from duly.worker.tick import Ticked, Ticker
 
 
@@ -67,7 +66,6 @@ def command(
     logs.configure(log_level, as_json=as_json)
     app = find_app(target, Duly, url=url)
     ticker = Ticker(app, queues=read_queues(queues), **bounds)
-    app.driver.run(ops.clock())  # a tick does not wait for a database: the next tick comes soon
     warn_of_mistakes(ticker)
     try:
         ticked = asyncio.run(ticker.tick())

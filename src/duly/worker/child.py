@@ -42,6 +42,8 @@ def main(descriptor: int) -> None:
         sys.path += [place for place in begin.path if place not in sys.path]
         try:
             app = find_app(begin.spec, App)
+            if begin.elsewhere is not None:
+                app = app.at(begin.elsewhere[0], schema=begin.elsewhere[1])
         except Exception as error:
             sock.sendall(frame(Started(error=f"the child process cannot import {begin.spec}: {error}")))
             return
@@ -80,7 +82,7 @@ class Serving:
             return Outcomes.of(Failed(describe(unknown)), staged=False)
         now = time.monotonic()
         definition = self._app.tasks[job.task].definition
-        lease = Lease(job, definition, self._app.database, now, on_beat=lambda: self._send(Beat()))
+        lease = Lease(job, definition, self._app.database, now, self._app.tasks, on_beat=lambda: self._send(Beat()))
         lease.begun_at = now
         self._lease = lease
         if self._asked is not None:

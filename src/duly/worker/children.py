@@ -28,6 +28,7 @@ from duly.worker.pipe import Answer, Ask, Beat, Begin, Outcomes, Started, frame,
 
 if TYPE_CHECKING:
     from duly.app.app import App
+    from duly.app.database import Place
 
 log = logging.getLogger("duly.worker")
 
@@ -51,7 +52,7 @@ class Child:
         self._ending = asyncio.create_task(self._wait_for_end())
 
     @classmethod
-    async def spawn(cls, spec: str) -> Child:
+    async def spawn(cls, spec: str, elsewhere: Place | None) -> Child:
         """Start a process and wait until it has imported the app."""
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as undo:
@@ -66,7 +67,7 @@ class Child:
             reader, writer = await asyncio.open_connection(sock=ours, limit=2**24)
             undo.pop_all()
         child = cls(process, reader, writer)
-        writer.write(frame(Begin(spec, sys.path)))
+        writer.write(frame(Begin(spec, sys.path, elsewhere)))
         try:
             async with asyncio.timeout(START_SECONDS):
                 started: Started = await read_frame(reader, Started)
@@ -248,8 +249,7 @@ class Children:
     async def _warm(self) -> None:
         try:
             with contextlib.suppress(ChildFailed, OSError):
-                assert self._app.spec is not None
-                self._idle.append(await Child.spawn(self._app.spec))
+                self._idle.append(await self._spawn())
         finally:
             self._warming = None
 
@@ -261,8 +261,11 @@ class Children:
             if child.process.returncode is None:
                 return child
             child.kill()
+        return await self._spawn()
+
+    async def _spawn(self) -> Child:
         assert self._app.spec is not None
-        return await Child.spawn(self._app.spec)
+        return await Child.spawn(self._app.spec, self._app.elsewhere)
 
     async def close(self) -> None:
         """Kill all processes."""

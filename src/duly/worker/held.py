@@ -46,7 +46,7 @@ class Held:
         now, database, tasks = shared.clock(), shared.app.database, shared.app.tasks
         leases = []
         for job in jobs:
-            lease = Lease(job, tasks[job.task].definition, database, now)
+            lease = Lease(job, tasks[job.task].definition, database, now, tasks)
             if job.cancel_requested_at is not None:
                 lease.asked = Asked.CANCEL
             self._by_job[job.id] = lease

@@ -24,6 +24,7 @@ class Begin(Struct, frozen=True):
 
     spec: str
     path: list[str]
+    elsewhere: tuple[str, str | None] | None = None  # another database of the app: its URL and schema
 
 
 class Started(Struct, frozen=True):

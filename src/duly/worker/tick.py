@@ -7,12 +7,14 @@ once: promote, rescue, fire, run, prune. Any number of ticks may overlap, with e
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from duly.app.events import Events
 from duly.app.lease import Lease
 from duly.errors import ConfigError
 from duly.model import State
@@ -83,21 +85,22 @@ class Ticker(Worker):
         if max_seconds <= 0:
             raise ConfigError(f"max_seconds= is {max_seconds:g}. It must be greater than 0.")
         self._bounds = _Bounds(limit, max_seconds)
+        spec, app = app.spec, copy.copy(app)
+        app.events, app._spec = Events(app.events._listeners), spec  # other workers of this process count apart
         super().__init__(app, queues=queues, concurrency=concurrency, grace=grace, drain=True, signals=signals)
 
     async def tick(self) -> Ticked:
-        """Do the pass."""
+        """Do the pass. Raises at once if the database is not there: the next tick comes soon."""
+        await self.shared.driver.arun(ops.clock())
         clock, bounds = self.shared.clock, self._bounds
         began = clock()
         bounds.ends_at = began + bounds.max_seconds
-        before = self.app.events.counts.copy()
         timer = asyncio.get_running_loop().call_later(bounds.max_seconds, self.stop)
         try:
             await self.run()
         finally:
             timer.cancel()
-        after = self.app.events.counts
-        counts = {name: after[f"job.{name}"] - before[f"job.{name}"] for name in ("rescued", *ENDS)}
+        counts = {name: self.app.events.counts[f"job.{name}"] for name in ("rescued", *ENDS)}
         return Ticked(
             fired=bounds.fired,
             promoted=bounds.promoted,
