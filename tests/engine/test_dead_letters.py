@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -155,6 +156,33 @@ def test_r05_an_edited_payload_is_run(app: Duly, fail: Any) -> None:
     more = asyncio.run(app.dead.areplay(second, payload={"number": 6, "well": True}))
     work(app)
     assert [found(app, job_id).result for job_id in (again, more)] == [5, 6]
+
+
+def test_j25_a_payload_is_read_as_it_was_given_and_replayed_as_it_was_read(app: Duly) -> None:
+    odd = {"\x00\udc80": ["␛", "␛0041", "\ud83d"], "more": {"␛241b": "\x00"}}
+
+    @app.task(max_attempts=1)
+    def give(data: dict[str, Any], well: bool = False) -> dict[str, Any]:
+        if not well:
+            raise ValueError(data)
+        return data
+
+    ids = [give.enqueue(odd).id for _ in range(2)]
+    app.schedules.create("odd", give.call(odd), "1h")
+    work(app)
+    for record in (*app.list(task="give"), *app.dead.list(), found(app, ids[0]), app.schedules.get("odd")):
+        assert record is not None
+        assert record.payload == {"data": odd}
+    app.dead.replay(ids[0], payload={**found(app, ids[0]).payload, "well": True})
+    rekeyed = app.dead.replay(ids[1], key="␛0041")
+    edited, moved = (json.loads(app.driver.run(ops.events(job_id=job_id))[-1].data or "") for job_id in ids)
+    assert (edited["old"], edited["new"]) == ({"data": odd}, {"data": odd, "well": True})
+    assert (moved["new"], moved["new_key"]) == (None, "␛0041")
+    job = give.enqueue(odd, well=True)
+    work(app)
+    assert found(app, rekeyed).payload == {"data": odd}
+    assert [record.result for record in app.list(state=State.SUCCEEDED)] == [odd, odd]
+    assert job.result(timeout=0) == odd
 
 
 def test_r05_a_second_replay_with_other_arguments_is_refused_because_they_would_not_be_used(

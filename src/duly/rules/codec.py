@@ -1,8 +1,9 @@
 """Python values as JSON text and back, typed by the reader's annotations.
 
 Databases refuse two kinds of characters: NUL, which PostgreSQL cannot parse even as an escape in JSON, and lone
-surrogates, which are not UTF-8. Payloads store them as `␛0000` and `␛dc80`, and `␛` itself as `␛241b`; reading
-restores them. In errors and messages, which only people read, `failure.escape_text` replaces them.
+surrogates, which are not UTF-8. Payloads and results store them as `␛0000` and `␛dc80`, and `␛` itself as `␛241b`.
+`decode` and `plain` restore them for every reader. In errors and messages, which only people read,
+`failure.escape_text` replaces them.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def _text(value: Any, encoder: msgspec.json.Encoder) -> str:
     except UnicodeEncodeError:
         pass  # a lone surrogate
     order: Any = "deterministic" if encoder is _SORTED else None
-    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_to_plain, order=order)
-    return encoder.encode(each_text(plain, _mark)).decode()
+    data = msgspec.to_builtins(value, str_keys=True, enc_hook=_to_plain, order=order)
+    return encoder.encode(each_text(data, _mark)).decode()
 
 
 def _to_plain(value: Any) -> Any:
@@ -195,16 +196,22 @@ def decode(text: str, hint: Any) -> Any:
     """Read JSON text as a value of the type `hint`."""
     try:
         if MARK in text:
-            return convert(each_text(msgspec.json.decode(text), unmark), hint)
+            return convert(plain(text), hint)
         return decoder_of(hint).decode(text)
     except UNREADABLE as error:
         raise BadArguments(f"cannot read this as {name_of(hint)}: {located(error, '$')}") from error
 
 
-def reread(plain: Any, hint: Any) -> Any:
-    """Read plain JSON data, as a job's record holds it, as a value of the type `hint`."""
+def plain(text: str) -> Any:
+    """Read JSON text as plain data."""
+    data = msgspec.json.decode(text)
+    return each_text(data, unmark) if MARK in text else data
+
+
+def reread(data: Any, hint: Any) -> Any:
+    """Read plain data, as a job's record holds it, as a value of the type `hint`."""
     try:
-        return convert(each_text(plain, unmark), hint)
+        return convert(data, hint)
     except UNREADABLE as error:
         raise BadArguments(f"cannot read this as {name_of(hint)}: {located(error, '$')}") from error
 
