@@ -195,15 +195,24 @@ def test_a_value_that_cannot_be_stored_is_refused_with_its_path(value, said):
     assert str(refused.value).startswith(said)
 
 
-@pytest.mark.parametrize("depth", range(0, 1_200, 25))
-def test_data_of_any_depth_is_stored_or_refused(depth):
-    try:
+@pytest.mark.parametrize("depth", [*range(0, 1_200, 25), 499])
+def test_j25_data_of_any_depth_is_read_back_or_refused(depth):
+    if depth < 500:
         text = codec.encode(nested(depth))
-    except PayloadError as error:
-        refused = str(error)
-        assert "too deeply" in refused
-    else:
-        assert codec.decode(text, Any) == nested(depth)
+        assert codec.decode(text, Any) == codec.plain(text) == nested(depth)
+        return
+    with pytest.raises(PayloadError) as refused:
+        codec.encode(nested(depth))
+    how = f"{depth + 1} levels deep" if depth < 900 else ""
+    assert str(refused.value).startswith(f"the value is nested {how}")
+    assert str(refused.value).endswith("the limit is 500: give flatter data, or a reference to it")
+
+
+def test_j25_only_the_brackets_outside_texts_are_levels():
+    deep = {"\\": [nested(497), '"' + "[" * 900, "]}\\"], "{": ["\x00["] * 600}
+    assert codec.plain(codec.encode(deep)) == deep
+    with pytest.raises(PayloadError, match="nested 502 levels deep"):
+        codec.encode(["]" * 900, nested(499), [deep]])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import re
 import typing
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -25,6 +26,7 @@ if typing.TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_PAYLOAD = 96_000
+MAX_DEPTH = 500  # a reader takes a frame for each level, of Python's thousand
 
 LONG = 4000
 MARK = "␛"
@@ -41,7 +43,7 @@ def encode(value: Any, *, sets: bool = False) -> str:
     try:
         text = _text(value, encoder)
         # The encoder writes NaN and infinity as null, so only a text with a null has to be searched.
-        found = _not_finite(value) if "null" in text else None
+        found = _too_deep(text) or (_not_finite(value) if "null" in text else None)
     except Exception as error:
         raise PayloadError(_refusal(value, error)) from error
     if found:
@@ -91,13 +93,20 @@ _SORTED = msgspec.json.Encoder(enc_hook=_to_plain, order="deterministic")
 
 def each_text(plain: Any, change: Callable[[str], str]) -> Any:
     """Rebuild plain JSON data with every text in it changed, keys too."""
+    # Loops, because a comprehension takes a second frame for each level.
     match plain:
         case str():
             return change(plain)
         case dict():
-            return {change(key): each_text(value, change) for key, value in plain.items()}
+            entries = {}
+            for key, value in plain.items():
+                entries[change(key)] = each_text(value, change)
+            return entries
         case list() | tuple():
-            return [each_text(value, change) for value in plain]
+            values = []
+            for value in plain:
+                values.append(each_text(value, change))  # noqa: PERF401
+            return values
     return plain
 
 
@@ -109,6 +118,19 @@ def _mark(text: str) -> str:
 def unmark(text: str) -> str:
     """Undo `_mark`."""
     return _MARKED.sub(lambda match: chr(int(match[1], 16)), text)
+
+
+def _too_deep(text: str) -> str | None:
+    """Return why a JSON text is nested too deeply, if it is."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return None
+    bare = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])  # without the texts in it
+    depth = max(accumulate(1 if bracket in "[{" else -1 for bracket in re.findall(r"[][{}]", bare)), default=0)
+    return _nested(f"{depth:,} levels deep") if depth > MAX_DEPTH else None
+
+
+def _nested(how: str) -> str:
+    return f"the value is nested {how}, the limit is {MAX_DEPTH}: give flatter data, or a reference to it"
 
 
 def _not_finite(value: Any) -> str | None:
@@ -136,7 +158,7 @@ def _refusal(value: Any, error: Exception) -> str:
     except RecursionError as deep:
         error = deep
     if isinstance(error, RecursionError):
-        return "the value is nested too deeply to be stored: give flatter data, or a reference to it"
+        return _nested("too deeply")
     return f"the value cannot be stored: {error}"
 
 
