@@ -113,19 +113,27 @@ def deep(levels: int) -> list[Any]:
 
 
 def test_j25_a_result_that_is_stored_can_be_read_and_any_other_ends_its_job(app: Duly, outside: Outside) -> None:
+    twice: Any = {1: "a", "1": "b"}
+
     @app.task
     def nest(levels: int, more: Any = None) -> list[Any]:
-        return deep(levels)
+        return deep(levels) if levels else [twice]
 
-    fits, over = nest.enqueue(500), nest.enqueue(501)
+    fits, over, lossy = nest.enqueue(500), nest.enqueue(501), nest.enqueue(0)
     work(app)
     assert fits.result(timeout=5) == found(app, fits.id).result == deep(500)
-    record = found(app, over.id)
-    assert (record.state, record.attempt, record.reason) == (State.DEAD, 1, "its result cannot be stored")
-    assert "the value is nested 501 levels deep, the limit is 500" in str(record.error)
+    for job, said in (
+        (over, "is nested 501 levels deep, the limit is 500"),
+        (lossy, "[0] has two keys that become '1'"),
+    ):
+        record = found(app, job.id)
+        assert (record.state, record.attempt, record.reason) == (State.DEAD, 1, "its result cannot be stored")
+        assert said in str(record.error)
     before = outside.snapshot()
     with pytest.raises(BadArguments, match="nest: the value is nested 501 levels deep"):
         nest.enqueue(1, deep(500))
+    with pytest.raises(BadArguments, match=r"nest: more\.a has two keys that become '1' in JSON"):
+        nest.enqueue(1, {"a": twice})
     assert outside.snapshot() == before
 
 

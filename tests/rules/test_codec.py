@@ -159,6 +159,8 @@ def test_subclasses_of_plain_types_are_stored_as_plain():
 
 LOOP: list[Any] = [1]
 LOOP.append({"back": LOOP})
+TWICE = {1: "a", "1": "b"}
+TWO_KEYS = "has two keys that become '1' in JSON: give them different texts"
 
 
 def nested(depth: int) -> list[Any]:
@@ -185,11 +187,19 @@ def nested(depth: int) -> list[Any]:
         ({"a": (n for n in [1])}, "a is of type generator"),
         ({"x": LOOP}, "x[1].back refers to itself"),
         (nested(20_000), "the value is nested too deeply"),
+        (TWICE, f"the value {TWO_KEYS}"),
+        ({"a b": [Point(TWICE)]}, f"['a b'][0].x {TWO_KEYS}"),
+        (Line(TWICE, 1), f"name {TWO_KEYS}"),
+        ({"a": "\udc80", "b": (TWICE,)}, f"b[0] {TWO_KEYS}"),
+        ({1: "\x00", "1": None}, f"the value {TWO_KEYS}"),
+        ({"red": "␛", Colour.RED: 2}, "the value has two keys that become 'red' in JSON"),
+        ({uuid.UUID(int=1): 1, str(uuid.UUID(int=1)): 2}, "the value has two keys that become '0000"),
+        ([-(10**4299)], "the value cannot be stored: Integer value out of range"),
         ({"a": "\udc80", "b": Opaque()}, "b is of type Opaque"),
         ({"a": "\x00", "b": float("nan")}, "b is nan"),
     ],
 )
-def test_a_value_that_cannot_be_stored_is_refused_with_its_path(value, said):
+def test_j25_a_value_that_cannot_be_stored_is_refused_with_its_path(value, said):
     with pytest.raises(PayloadError) as refused:
         codec.encode(value)
     assert str(refused.value).startswith(said)

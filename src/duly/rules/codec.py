@@ -44,6 +44,8 @@ def encode(value: Any, *, sets: bool = False) -> str:
         text = _text(value, encoder)
         # The encoder writes NaN and infinity as null, so only a text with a null has to be searched.
         found = _too_deep(text) or (_not_finite(value) if "null" in text else None)
+        if found is None and ("{" in text or len(text) > LONG) and not _rewritten(text):
+            found = _twice(value)
     except Exception as error:
         raise PayloadError(_refusal(value, error)) from error
     if found:
@@ -69,6 +71,8 @@ def _text(value: Any, encoder: msgspec.json.Encoder) -> str:
             return text
     except UnicodeEncodeError:
         pass  # a lone surrogate
+    if twice := _twice(value):  # in plain data one entry would replace the other
+        raise PayloadError(twice)
     order: Any = "deterministic" if encoder is _SORTED else None
     data = msgspec.to_builtins(value, str_keys=True, enc_hook=_to_plain, order=order)
     return encoder.encode(each_text(data, _mark)).decode()
@@ -124,9 +128,14 @@ def _too_deep(text: str) -> str | None:
     """Return why a JSON text is nested too deeply, if it is."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return None
-    bare = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])  # without the texts in it
-    depth = max(accumulate(1 if bracket in "[{" else -1 for bracket in re.findall(r"[][{}]", bare)), default=0)
+    marks = text.replace("\\\\", "").replace('\\"', "").encode().translate(None, _NEITHER)
+    bare = b"".join(marks.replace(b'""', b"").split(b'"')[::2])  # without the brackets inside texts
+    depth = max(accumulate(map(_STEPS.__getitem__, bare)))
     return _nested(f"{depth:,} levels deep") if depth > MAX_DEPTH else None
+
+
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NEITHER = bytes({*range(256)} - _STEPS.keys() - {ord('"')})
 
 
 def _nested(how: str) -> str:
@@ -139,6 +148,17 @@ def _not_finite(value: Any) -> str | None:
         if isinstance(leaf, float) and not math.isfinite(leaf):
             return f"{path or 'the value'} is {leaf}, which JSON cannot hold: use None, or a text"
     return None
+
+
+def _rewritten(text: str) -> bool:
+    """Return whether a JSON text comes back the same when it is read and written. One with a key twice does not."""
+    return _ENCODER.encode(msgspec.json.decode(text)).decode() == text
+
+
+def _twice(value: Any) -> str | None:
+    """Return where two keys become one text, of which a reader would keep one entry."""
+    found = ((path, leaf) for path, leaf in _leaves(value, "", ()) if isinstance(leaf, _Twice))
+    return next((f"{path or 'the value'} {leaf.why}" for path, leaf in found), None)
 
 
 def _refusal(value: Any, error: Exception) -> str:
@@ -169,6 +189,10 @@ class _Refused:
     why: str
 
 
+class _Twice(_Refused):
+    """Marks a dict with two keys that become one text."""
+
+
 def _leaves(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """Give every value that is not a container, with its path."""
     if id(value) in above:
@@ -186,7 +210,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]] | None:
     """Return the steps and values of a container, None for anything else."""
     match value:
         case dict():
-            return (_entry(key, child) for key, child in value.items())
+            return _entries(value)
         case list() | tuple() | set() | frozenset():
             return ((f"[{n}]", child) for n, child in enumerate(value))
         case msgspec.Struct():
@@ -196,6 +220,19 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]] | None:
     if hasattr(type(value), "model_dump"):
         return ((f".{name}", child) for name, child in dict(value).items())
     return None
+
+
+def _entries(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Return the steps to a dict's values. Keys that are no texts become texts, which must differ from all others."""
+    names = {str.__str__(key) for key in value if isinstance(key, str)}
+    for key, child in value.items():
+        step, child = _entry(key, child)
+        if not isinstance(key, str) and not isinstance(child, _Refused):
+            name = next(iter(msgspec.to_builtins({key: 0}, str_keys=True, enc_hook=_to_plain)))
+            if name in names:
+                yield "", _Twice(f"has two keys that become {name!r} in JSON: give them different texts")
+            names.add(name)
+        yield step, child
 
 
 def _entry(key: Any, child: Any) -> tuple[str, Any]:
