@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from duly import Duly, SyncCtx
-from duly.errors import BadArguments, ConfigError, JobNotFound, KeyConflict, NotReplayable
+from duly.errors import BadArguments, ConfigError, JobNotFound, KeyConflict, NotReplayable, PayloadError
 from duly.model import State
 from duly.rules import backoff
 from duly.store import ops
@@ -218,6 +218,18 @@ def test_r05_another_key_is_taken_also_by_a_job_that_had_none(app: Duly, fail: A
     assert fail.using(key="k").enqueue(1).id == again  # the same work, as its arguments are the same
     with pytest.raises(KeyConflict, match=f"job {second} is not replayed: its key is taken by job {again}; give key="):
         app.dead.replay(second, key="k")
+
+
+def test_r05_another_key_never_replaces_a_payload_that_cannot_be_read(app: Duly, fail: Any, outside: Outside) -> None:
+    [job_id] = dead(app, fail, 1)
+    deep = '{"number":' + "[" * 990 + "]" * 990 + "}"  # of an earlier version
+    outside.query(f"update duly_done set payload = '{deep}'")
+    with pytest.raises(PayloadError, match=f"payload of job {job_id} cannot be read: give payload= beside key="):
+        app.dead.replay(job_id, key="other")
+    work(app)
+    again = app.dead.replay(job_id, key="other", payload={"number": 5, "well": True})
+    work(app)
+    assert found(app, again).result == 5
 
 
 def test_r05_a_key_taken_meanwhile_refuses(app: Duly, fail: Any) -> None:
