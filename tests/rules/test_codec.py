@@ -221,6 +221,7 @@ def test_j25_data_of_any_depth_is_read_back_or_refused(depth):
 def test_j25_only_the_brackets_outside_texts_are_levels():
     deep = {"\\": [nested(497), '"' + "[" * 900, "]}\\"], "{": ["\x00["] * 600}
     assert codec.plain(codec.encode(deep)) == deep
+    assert codec.plain(codec.encode("[" * 501)) == "[" * 501
     with pytest.raises(PayloadError, match="nested 502 levels deep"):
         codec.encode(["]" * 900, nested(499), [deep]])
 

@@ -130,7 +130,7 @@ def _too_deep(text: str) -> str | None:
         return None
     marks = text.replace("\\\\", "").replace('\\"', "").encode().translate(None, _NEITHER)
     bare = b"".join(marks.replace(b'""', b"").split(b'"')[::2])  # without the brackets inside texts
-    depth = max(accumulate(map(_STEPS.__getitem__, bare)))
+    depth = max(accumulate(map(_STEPS.__getitem__, bare)), default=0)
     return _nested(f"{depth:,} levels deep") if depth > MAX_DEPTH else None
 
 
