@@ -71,6 +71,14 @@ class Unwilling(pydantic.BaseModel):
         raise RuntimeError("no")
 
 
+class Loose(pydantic.BaseModel):
+    data: Any
+
+
+class Free(pydantic.BaseModel, extra="allow"):
+    pass
+
+
 class Opaque:
     pass
 
@@ -190,6 +198,8 @@ def nested(depth: int) -> list[Any]:
         (TWICE, f"the value {TWO_KEYS}"),
         ({"a b": [Point(TWICE)]}, f"['a b'][0].x {TWO_KEYS}"),
         (Line(TWICE, 1), f"name {TWO_KEYS}"),
+        ([Loose(data={"x": TWICE})], f"[0].data.x {TWO_KEYS}"),
+        (Free(more=TWICE), f"more {TWO_KEYS}"),
         ({"a": "\udc80", "b": (TWICE,)}, f"b[0] {TWO_KEYS}"),
         ({1: "\x00", "1": None}, f"the value {TWO_KEYS}"),
         ({"red": "␛", Colour.RED: 2}, "the value has two keys that become 'red' in JSON"),

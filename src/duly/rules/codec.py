@@ -81,6 +81,8 @@ def _text(value: Any, encoder: msgspec.json.Encoder) -> str:
 def _to_plain(value: Any) -> Any:
     """Convert a value that msgspec does not know; raise if it cannot be stored."""
     if hasattr(type(value), "model_dump"):  # pydantic, which we do not import
+        if _may_hold_dicts(value.__class__) and (twice := _twice(value)):  # `model_dump` keeps one of both entries
+            raise PayloadError(twice)
         return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
     if isinstance(value, str):
         return str.__str__(value)
@@ -89,6 +91,13 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value)
     raise NotImplementedError
+
+
+@lru_cache(maxsize=1024)
+def _may_hold_dicts(model: type) -> bool:
+    """Return whether a model has a field for a dict or for anything; most have none, and need no search."""
+    schema = repr(getattr(model, "__pydantic_core_schema__", "'type': 'any'"))
+    return re.search("'type': '(dict|any)'|'extra_behavior': 'allow'", schema) is not None
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_to_plain)
