@@ -96,8 +96,7 @@ def _to_plain(value: Any) -> Any:
 @lru_cache(maxsize=1024)
 def _may_hold_dicts(model: type) -> bool:
     """Return whether a model has a field for a dict or for anything; most have none, and need no search."""
-    schema = repr(getattr(model, "__pydantic_core_schema__", "'type': 'any'"))
-    return re.search("'type': '(dict|any)'|'extra_behavior': 'allow'", schema) is not None
+    return re.search("'(dict|any|allow)'", repr(getattr(model, "__pydantic_core_schema__", "'any'"))) is not None
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_to_plain)
