@@ -282,6 +282,7 @@ PLAIN = (st.integers(-(2**70), 2**70), ANY_TEXT, st.booleans(), st.floats())
 
 @given(st.tuples(*PLAIN) | st.tuples(*[st.one_of(*PLAIN, st.none())] * 4))
 @example((1, "a\x00", True, 0.5))
+@example(("\ud800", "a", True, 0.5))
 @example((1, "␛0000", True, 0.5))
 @example((1, "\udc80", True, 0.5))
 @example((1, "null", True, 0.5))

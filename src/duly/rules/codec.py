@@ -283,7 +283,8 @@ def reread(data: Any, hint: Any) -> Any:
         raise BadArguments(f"cannot read this as {name_of(hint)}: {located(error, '$')}") from error
 
 
-UNREADABLE = (msgspec.MsgspecError, RecursionError, NotImplementedError)
+# A lone surrogate that is read as a number, for example, is a UnicodeEncodeError.
+UNREADABLE = (msgspec.MsgspecError, RecursionError, NotImplementedError, UnicodeEncodeError)
 
 
 def convert(plain: Any, hint: Any) -> Any:
