@@ -331,6 +331,14 @@ def test_j25_a_view_hides_an_expired_result(store: Store) -> None:
     assert rows == {"ttl 0": None, "ttl 86400000": "1"}
 
 
+def test_j25_a_row_that_cannot_be_read_hides_no_other(store: Store) -> None:
+    """Of an earlier version, or changed by hand."""
+    _, deep = store.enqueue(2)
+    text = '{"a":' + "[" * 990 + "]" * 990 + "}"
+    store.query("update duly_job set payload = ? where id = ?", text, deep)
+    assert [job.payload for job in store.run(ops.listing(now=store.now))] == [text, {"n": 1}]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("banned", ["pickle", "marshal", "shelve", "dill", "cloudpickle"])
 def test_j25_no_pickle_anywhere(banned: str) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from duly.cli.top import CLOSE, OPEN, Rates
-from duly.model import JobRecord, NewJob, Terms, WorkerRecord
+from duly.model import Change, JobRecord, NewJob, State, Terms, WorkerRecord
+from duly.rules import codec
 from duly.store import lanes, ops
 from tests.edges.programs import NOBODY, complaint, run, say
 from tests.edges.stock import (
@@ -207,6 +208,20 @@ def test_why_gives_the_sentence_and_in_json_the_facts(stock):
     ]
     why = json.loads(told(stock, "why", stock.one("waiting"), "--json"))
     assert (why["gate"], why["sentence"], why["facts"]["task"]) == ("waiting", "it waits for: approval", "approve")
+
+
+def test_j25_a_payload_that_is_shown_is_json_that_can_be_replayed(empty):
+    odd = {"data": {"\udc80\x00": "␛ ␛0041 \x7f\u202e\U000e0001"}}
+    job = NewJob(new_id(), codec.encode(odd))
+    empty.run(ops.enqueue(Terms("boom"), [job]))
+    empty.end([job.id], Change(State.DEAD, result=codec.encode(odd)))
+    as_json = told(empty, "dead", "list", "--json")
+    assert as_json.isascii()
+    assert [json.loads(as_json)[0][name] for name in ("payload", "result")] == [odd, odd]
+    shown = dict(re.split("  +", line, maxsplit=1) for line in told(empty, "jobs", "show", job.id).splitlines())
+    assert [json.loads(shown[name]) for name in ("payload", "result")] == [odd, odd]
+    told(empty, "dead", "replay", job.id, "--payload", shown["payload"])
+    assert empty.claim()[0].payload == job.payload
 
 
 def test_b10_why_gives_the_gates_that_are_shut_beside_the_first(fresh):
@@ -601,6 +616,10 @@ MISTAKES = [
     Mistake(f"dead replay {NOBODY}", 3, f"no job has the id {NOBODY}"),
     Mistake(f"dead replay {NOBODY} --payload [1]", 2, "--payload is no JSON object"),
     Mistake(f"dead replay {NOBODY} --payload {{", 2, "--payload is not JSON"),
+    Mistake(f'dead replay {NOBODY} --payload {{"a":{"1" * 4301}}}', 2, "has a number of more than 4,300 digits"),
+    Mistake(f"dead replay {NOBODY} --payload {'[' * 9999}", 2, "--payload is not JSON that can be used: it is nested"),
+    Mistake(f'dead replay {NOBODY} --payload {{"a":1,"a":2}}', 2, "--payload has the name 'a' twice"),
+    Mistake(f'dead replay {NOBODY} --payload {{"a":NaN}}', 2, "--payload has NaN in it"),
     Mistake(f"dead replay {NOBODY} {NOBODY} --key k", 2, "are for one job"),
     Mistake("dead replay-all", 2, "Replay 3 jobs? stdin is not a terminal"),
     Mistake("dead resolve --all --yes", 2, "Missing option '--why'"),

@@ -988,6 +988,8 @@ def test_assert_enqueued_finds_a_job_by_any_of_its_traits(mail: Any) -> None:
     assert testing.assert_enqueued(mail, count=2).payload["to"] == "bob"  # the latest
     assert [record.payload["to"] for record in testing.enqueued(mail)] == ["bob", "ann"]
     assert testing.enqueued(mail, {"to": "eve"}) == []
+    mail.enqueue("\x00␛")
+    assert testing.assert_enqueued(mail, {"to": "\x00␛"}).payload["to"] == "\x00␛"
 
 
 def test_what_is_not_there_is_refuted_and_what_is_there_is_not(mail: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from duly import Duly, SyncCtx
-from duly.errors import BadArguments, ConfigError, JobNotFound, KeyConflict, NotReplayable
+from duly.errors import BadArguments, ConfigError, JobNotFound, KeyConflict, NotReplayable, PayloadError
 from duly.model import State
 from duly.rules import backoff
 from duly.store import ops
@@ -157,6 +158,33 @@ def test_r05_an_edited_payload_is_run(app: Duly, fail: Any) -> None:
     assert [found(app, job_id).result for job_id in (again, more)] == [5, 6]
 
 
+def test_j25_a_payload_is_read_as_it_was_given_and_replayed_as_it_was_read(app: Duly) -> None:
+    odd = {"\x00\udc80": ["␛", "␛0041", "\ud83d"], "more": {"␛241b": "\x00"}}
+
+    @app.task(max_attempts=1)
+    def give(data: dict[str, Any], well: bool = False) -> dict[str, Any]:
+        if not well:
+            raise ValueError(data)
+        return data
+
+    ids = [give.enqueue(odd).id for _ in range(2)]
+    app.schedules.create("odd", give.call(odd), "1h")
+    work(app)
+    for record in (*app.list(task="give"), *app.dead.list(), found(app, ids[0]), app.schedules.get("odd")):
+        assert record is not None
+        assert record.payload == {"data": odd}
+    app.dead.replay(ids[0], payload={**found(app, ids[0]).payload, "well": True})
+    rekeyed = app.dead.replay(ids[1], key="␛0041")
+    edited, moved = (json.loads(app.driver.run(ops.events(job_id=job_id))[-1].data or "") for job_id in ids)
+    assert (edited["old"], edited["new"]) == ({"data": odd}, {"data": odd, "well": True})
+    assert (moved["new"], moved["new_key"]) == (None, "␛0041")
+    job = give.enqueue(odd, well=True)
+    work(app)
+    assert found(app, rekeyed).payload == {"data": odd}
+    assert [record.result for record in app.list(state=State.SUCCEEDED)] == [odd, odd]
+    assert job.result(timeout=0) == odd
+
+
 def test_r05_a_second_replay_with_other_arguments_is_refused_because_they_would_not_be_used(
     app: Duly, fail: Any
 ) -> None:
@@ -190,6 +218,18 @@ def test_r05_another_key_is_taken_also_by_a_job_that_had_none(app: Duly, fail: A
     assert fail.using(key="k").enqueue(1).id == again  # the same work, as its arguments are the same
     with pytest.raises(KeyConflict, match=f"job {second} is not replayed: its key is taken by job {again}; give key="):
         app.dead.replay(second, key="k")
+
+
+def test_r05_another_key_never_replaces_a_payload_that_cannot_be_read(app: Duly, fail: Any, outside: Outside) -> None:
+    [job_id] = dead(app, fail, 1)
+    deep = '{"number":' + "[" * 990 + "]" * 990 + "}"  # of an earlier version
+    outside.query(f"update duly_done set payload = '{deep}'")
+    with pytest.raises(PayloadError, match=f"payload of job {job_id} cannot be read: give payload= beside key="):
+        app.dead.replay(job_id, key="other")
+    work(app)
+    again = app.dead.replay(job_id, key="other", payload={"number": 5, "well": True})
+    work(app)
+    assert found(app, again).result == 5
 
 
 def test_r05_a_key_taken_meanwhile_refuses(app: Duly, fail: Any) -> None:

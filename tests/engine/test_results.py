@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from duly import Ctx, Duly, SyncCtx
-from duly.errors import ConfigError, JobCancelled, JobDead, JobError, JobNotFound, ResultExpired
+from duly.errors import BadArguments, ConfigError, JobCancelled, JobDead, JobError, JobNotFound, ResultExpired
 from duly.model import State
 from duly.store import ops
-from tests.engine.conftest import HOLDABLE, awork, found, work
+from tests.engine.conftest import HOLDABLE, Outside, awork, found, work
 
 
 @dataclass
@@ -103,6 +103,38 @@ def test_the_result_of_a_cancelled_job_is_its_reason(app: Duly) -> None:
     app.cancel(job.id, by="me", why="not wanted")
     with pytest.raises(JobCancelled, match=f"{job.id} of send> was cancelled"):
         job.result(timeout=5)
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = ["\x00"]
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def test_j25_a_result_that_is_stored_can_be_read_and_any_other_ends_its_job(app: Duly, outside: Outside) -> None:
+    twice: Any = {1: "a", "1": "b"}
+
+    @app.task
+    def nest(levels: int, more: Any = None) -> list[Any]:
+        return deep(levels) if levels else [twice]
+
+    fits, over, lossy = nest.enqueue(500), nest.enqueue(501), nest.enqueue(0)
+    work(app)
+    assert fits.result(timeout=5) == found(app, fits.id).result == deep(500)
+    for job, said in (
+        (over, "is nested 501 levels deep, the limit is 500"),
+        (lossy, "[0] has two keys that become '1'"),
+    ):
+        record = found(app, job.id)
+        assert (record.state, record.attempt, record.reason) == (State.DEAD, 1, "its result cannot be stored")
+        assert said in str(record.error)
+    before = outside.snapshot()
+    with pytest.raises(BadArguments, match="nest: the value is nested 501 levels deep"):
+        nest.enqueue(1, deep(500))
+    with pytest.raises(BadArguments, match=r"nest: more\.a has two keys that become '1' in JSON"):
+        nest.enqueue(1, {"a": twice})
+    assert outside.snapshot() == before
 
 
 def test_j20_an_expired_result_raises(app: Duly) -> None:

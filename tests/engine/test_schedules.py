@@ -594,6 +594,21 @@ def test_s08_next_of_a_created_schedule_begins_with_its_due_times(app: Duly, clo
         app.schedules.next("nobody")
 
 
+def test_s08_a_moment_within_a_millisecond_skips_no_due_time_and_adds_none(
+    app: Duly, clock: Clock, ran: list[datetime]
+) -> None:
+    bit = timedelta(microseconds=500)
+    app.every("0 * * * *", name="in_code")(app.tasks["note"])
+    app.schedules.create("stored", app.tasks["note"], "0 * * * *")
+    for name in ("in_code", "stored"):
+        assert app.schedules.next(name, 1, after=NOON + HOUR - bit) == [NOON + HOUR]
+        assert app.schedules.next(name, 1, after=NOON + HOUR + bit) == [NOON + 2 * HOUR]
+    clock.advance("2h")
+    assert app.schedules.backfill("stored", NOON + bit, NOON + HOUR - bit) == []
+    assert app.schedules.backfill("stored", NOON + HOUR + bit, NOON + 2 * HOUR - bit) == []
+    assert len(app.schedules.backfill("stored", NOON + HOUR - bit, NOON + HOUR + bit)) == 1
+
+
 def test_s08_create_is_the_same_twice_and_refuses_another(app: Duly, clock: Clock, ran: list[datetime]) -> None:
     hourly(app)
     made = app.schedules.get("hourly")

@@ -12,7 +12,7 @@ from typing import Any, get_overloads
 import pytest
 
 from duly import Cancel, Ctx, Duly, Retry, Snooze, SyncCtx
-from duly.app.decorator import TaskDecorator
+from duly.app.decorator import TaskDecorator, TaskOptions
 from duly.app.define import OPTIONS
 from duly.errors import ConfigError
 from duly.model import State
@@ -579,9 +579,23 @@ def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant(pl
     assert plain.tasks == {}
 
 
+def test_j03_options_beside_the_function_are_taken_or_refused(plain: Duly) -> None:
+    def handler() -> None: ...
+
+    task = plain.task(queue="mail", max_attempts=3)(handler, name="other", max_attempts=1)
+    assert (task.name, task.definition.queue, task.definition.max_attempts) == ("other", "mail", 1)
+    assert refusal(lambda: plain.task(handler, max_attempt=1)) == (  # type: ignore[call-overload]
+        "a task has no option max_attempt=: did you mean max_attempts=?"
+    )
+    assert list(plain.tasks) == ["other"]
+
+
 def test_the_options_that_are_typed_are_those_that_are_read() -> None:
-    _, *typed = inspect.signature(get_overloads(TaskDecorator.__call__)[-1]).parameters
-    assert tuple(typed) == OPTIONS
+    _, *typed = inspect.signature(get_overloads(TaskDecorator.__call__)[-1]).parameters.values()
+    assert tuple(option.name for option in typed) == OPTIONS
+    assert {option.name: option.annotation for option in typed} == {
+        name: hint.__forward_arg__ for name, hint in TaskOptions.__annotations__.items()
+    }
 
 
 def test_enqueue_many_of_other_objects_raises_with_the_remedy(plain: Duly) -> None:

@@ -117,6 +117,22 @@ def with_many_options(day: str) -> list[str]:
     return [day]
 
 
+def _plain(number: int) -> float:
+    return number / 2
+
+
+async def _with_ctx(ctx: Ctx, number: int) -> float:
+    return number / 2
+
+
+async def options_beside_a_function() -> None:
+    assert_type(app.task(_plain, name="plain_too", max_attempts=1).enqueue(1).result(), float)
+    assert_type(await app.task(_with_ctx, queue="mail", timeout="1m")(1), float)
+    app.task(_plain, max_attempts=1).enqueue("one")  # wrong: arg-type
+    app.task(_plain, max_attempts="one")  # wrong: call-overload?
+    app.task(_with_ctx, que="mail")  # wrong: call-overload?
+
+
 @app.task(que="mail")  # wrong: call-overload?
 def misspelt(number: int) -> None: ...
 

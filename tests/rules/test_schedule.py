@@ -7,11 +7,12 @@ import re
 import struct
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import islice, pairwise, takewhile
+from itertools import combinations, islice, pairwise, takewhile
 from time import process_time
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
+from cronsim.cronsim import Field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,7 +143,14 @@ def test_s01_an_alias_stands_for_its_expression(alias, dues):
         ("0 0 * * mo", ["day of week: 'mo'"]),
         ("0 0 * * mon#6", ["day of week: 'mon#6'"]),
         ("0 0 ? * *", ["day of month: '?'", "write *"]),
-        ("5-1 * * * *", ["minute: '5-1' is no value, range or step"]),
+        ("5-1-3 * * * *", ["minute: '5-1-3' is no value, range or step"]),
+        ("0 1,22-2 * * *", ["field 2, hour: '22-2' ends before it begins: write 22,23,0-2"]),
+        ("0 9 * * mon-sun", ["'mon-sun' ends before it begins: write *"]),
+        ("0 9 * * SAT-SUN", ["'SAT-SUN' ends before it begins: write sat,sun"]),
+        ("0 9 * * fri-mon/2", ["write fri,sun"]),
+        ("0 9 * * 7-2", ["write 0-2"]),
+        ("0 9 * nov-feb *", ["write nov,dec,jan,feb"]),
+        ("0 9 * * sat-mo", ["'sat-mo' is no value, range or step of 0-7 or sun-sat"]),
         ("*/0 * * * *", ["minute: '*/0'"]),
         ("1,,2 * * * *", ["minute: ''"]),
         ("0 0 30 2 *", ["never fires: no day fits field 3, day of month '30' and field 4, month '2'"]),
@@ -169,6 +177,28 @@ def test_s01_a_wrong_time_is_refused_with_the_reason(when, words):
     assert [word for word in words if word not in str(refused.value)] == []
     assert str(refused.value).startswith("schedule ")
     assert len(str(refused.value)) < 250
+
+
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("step", ["", "/2", "/5"])
+def test_s01_what_to_write_for_a_range_around_the_end_is_accepted_and_due_then(place, step):
+    low, high = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))[place]
+    for begin, end in combinations(range(low, high + 1), 2):
+        fields = ["*"] * 5
+        fields[place] = f"{end}-{begin}{step}"
+        with pytest.raises(ConfigError) as refused:
+            timing(" ".join(fields))
+        fields[place] = str(refused.value).rpartition(": write ")[2]
+        timing(" ".join(fields))
+        ring = [*range(end, high + 1), *range(low, begin + 1)][:: int(step[1:] or 1)]
+        assert Field(place + 1).parse(fields[place]) - ({7} if place == 4 else set()) == set(ring)
+
+
+def test_s01_both_day_fields_must_match_if_one_begins_with_a_star():
+    """As in Debian's cron. Friday the 13th, and every second day of the month that is a Friday."""
+    assert following("0 0 13 * fri", "2026-02-01T00:00", n=2) == ["2026-02-06 00:00", "2026-02-13 00:00"]
+    assert following("0 0 13 * */5", "2026-02-01T00:00", n=2) == ["2026-02-13 00:00", "2026-03-13 00:00"]
+    assert following("0 0 */2 * fri", "2026-02-01T00:00", n=2) == ["2026-02-13 00:00", "2026-02-27 00:00"]
 
 
 def test_s01_a_time_always_in_the_gap_of_its_zone_never_fires():

@@ -94,6 +94,8 @@ def test_every_setting_can_come_from_everywhere():
         ({"url": 5}, {}, None, "url (from argument)"),
         ({}, {"DULY_URL": "mysql://u:geheim@h/d"}, None, "url (from $DULY_URL)"),
         ({}, {}, "lease = ", "duly.toml is not valid TOML"),
+        ({}, {}, f"lease = {'1' * 4301}", "duly.toml is not valid TOML: Exceeds the limit"),
+        ({}, {}, f"lease = {'[' * 9999}", "duly.toml is not valid TOML: maximum recursion"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_origin(arguments, environ, text, said):

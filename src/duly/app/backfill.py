@@ -168,9 +168,10 @@ def _left_of(due: Due, skip: Skip, dues: list[int]) -> Iterable[Skip]:
 
 def window(since: datetime, until: datetime) -> tuple[int, int]:
     """Return both ends of a window in milliseconds."""
-    if at_ms(until) < at_ms(since):
+    first = moment(since, "since")
+    if moment(until, "until") < first:
         raise ConfigError(f"a backfill from {since} until {until} has nothing to fill: until is before since")
-    return at_ms(since), at_ms(until)
+    return first, moment(until, "until", down=True)
 
 
 def refuse_window(due: Due, until: int) -> None:
@@ -202,8 +203,3 @@ def the_one(found: list[Due], name: str) -> Due:
 def crowded(name: str) -> TransitionRefused:
     """Return the error after too many concurrent modifications."""
     return TransitionRefused(f"schedule {name} was modified concurrently {TRIES} times: try again")
-
-
-def at_ms(at: datetime) -> int:
-    """Return a moment in milliseconds."""
-    return moment(at, "a moment")

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 
 from duly.app.filters import checked
 from duly.app.tasks import Tasks
-from duly.errors import JobNotFound, KeyConflict, NotReplayable
+from duly.errors import JobNotFound, KeyConflict, NotReplayable, PayloadError
 from duly.model import DeadFigure, JobRecord, Replayed
 from duly.rules import codec
 from duly.store import ops
@@ -136,6 +136,8 @@ class Dead:
     ) -> Op[Replays]:
         text = None if payload is None else self._edited(job, payload)
         if text is None and key is not None and job is not None:
+            if isinstance(job.payload, str):  # it could not be decoded
+                raise PayloadError(f"the payload of job {job.id} cannot be read: give payload= beside key=")
             text = codec.encode(job.payload)  # a key is stored with the fingerprint of a payload
         replay = Replay(job_id, self._tasks.database.new_id(), key=key, payload=text, force=force)
         return ops.replay([replay], by=by, why=why, key_ttl_ms=self._tasks.database.settings.key_ttl_ms)

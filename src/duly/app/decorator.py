@@ -15,7 +15,7 @@ admit handlers.) This also reports `ctx: Ctx` in a sync function.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, final, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, final, overload
 
 from duly.app.context import Ctx, SyncCtx
 from duly.app.define import Errors, Isolation
@@ -59,6 +59,33 @@ class _NamesCtx(Protocol[X_contra, P, C_co]):
     def __call__(self, ctx: X_contra, *args: P.args, **kwargs: P.kwargs) -> C_co: ...
 
 
+class TaskOptions(TypedDict, total=False):
+    """The options of `app.task` beside a function: those of its last overload."""
+
+    name: str | None
+    aliases: Iterable[str]
+    queue: str
+    priority: int
+    max_attempts: int | None
+    backoff: Backoff | Sequence[Duration] | None
+    retry_on: Errors | None
+    give_up_on: Errors | None
+    timeout: Duration | None
+    lease: Duration | None
+    stall_after: Duration | None
+    key: Key | None
+    keep: Duration | None
+    result_ttl: Duration | None
+    isolation: Isolation | None
+    cap: int | None
+    cap_key: Key | None
+    rate: str | None
+    ordering_key: Key | None
+    ordering_dead: OrderingDead | None
+    schema_version: int
+    on_dead: Task[..., Any, Any] | str | None
+
+
 class TaskDecorator:
     """Makes tasks of functions, with or without options."""
 
@@ -70,14 +97,22 @@ class TaskDecorator:
 
     # The first parameter is `object` or `Any`: an ordinary one. (First: it also returns Any.)
     @overload
-    def __call__(self, handler: _TakesAnything[P, _StrangeCoro], /) -> Task[P, Any, Any]: ...
+    def __call__(
+        self, handler: _TakesAnything[P, _StrangeCoro], /, **options: Unpack[TaskOptions]
+    ) -> Task[P, Any, Any]: ...
     @overload
     def __call__(
-        self, handler: _TakesAnything[P, Coro[R]] | Callable[Concatenate[_Stranger, P], _StrangeCoro], /
+        self,
+        handler: _TakesAnything[P, Coro[R]] | Callable[Concatenate[_Stranger, P], _StrangeCoro],
+        /,
+        **options: Unpack[TaskOptions],
     ) -> Task[P, Coro[R], R]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, handler: _TakesAnything[P, R] | Callable[Concatenate[_Stranger, P], _StrangeCoro], /
+        self,
+        handler: _TakesAnything[P, R] | Callable[Concatenate[_Stranger, P], _StrangeCoro],
+        /,
+        **options: Unpack[TaskOptions],
     ) -> Task[P, R, R]: ...
 
     # The first parameter is the context.
@@ -91,6 +126,7 @@ class TaskDecorator:
             | Callable[Concatenate[Ctx | _Stranger, P], Coro[object]]  # not: takes anything
         ),
         /,
+        **options: Unpack[TaskOptions],
     ) -> Task[P, Coro[R], R]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -102,6 +138,7 @@ class TaskDecorator:
             | Callable[Concatenate[SyncCtx | _Stranger, P], object]  # not: takes anything
         ),
         /,
+        **options: Unpack[TaskOptions],
     ) -> Task[P, R, R]: ...
 
     # There is no context.
@@ -115,6 +152,7 @@ class TaskDecorator:
             | Callable[Concatenate[SyncCtx, P], Coro[object]]
         ),
         /,
+        **options: Unpack[TaskOptions],
     ) -> Task[P, Coro[R], R]: ...
     @overload
     def __call__(
@@ -126,6 +164,7 @@ class TaskDecorator:
             | Callable[Concatenate[SyncCtx, P], object]
         ),
         /,
+        **options: Unpack[TaskOptions],
     ) -> Task[P, R, R]: ...
 
     @overload
@@ -158,8 +197,9 @@ class TaskDecorator:
     # No `/` after handler: mypy and pyright then find that the implementation does not fit the options.
     def __call__(self, handler: Callable[..., Any] | None = None, **options: Any) -> Any:
         """Make a task of a function, or return a decorator with these options."""
+        options = {**self._options, **options}
         if handler is None:
-            return TaskDecorator(self._define, {**self._options, **options})
+            return TaskDecorator(self._define, options)
         if not callable(handler):
             raise ConfigError(f"@app.task takes a function, not a {type(handler).__name__}: name options, as queue=…")
-        return self._define(handler, self._options)
+        return self._define(handler, options)

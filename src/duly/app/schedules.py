@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 from msgspec.structs import replace
 
 from duly.app import backfill
-from duly.app.backfill import CHUNK, TRIES, at_ms, crowded, dues_from, the_one
+from duly.app.backfill import CHUNK, TRIES, crowded, dues_from, the_one
 from duly.app.context import Ctx, SyncCtx
 from duly.app.filters import user
 from duly.app.schedule_options import Defined, Options, Terms, When, anchored, defined, terms
@@ -23,7 +23,7 @@ from duly.app.tasks import Tasks
 from duly.errors import ConfigError, ScheduleExists, ScheduleNotFound
 from duly.model import FireRecord, ScheduleRecord
 from duly.rules import failure
-from duly.rules.checks import whole
+from duly.rules.checks import moment, whole
 from duly.rules.timing import Timing, occurrences, zone
 from duly.store import schedules as store
 from duly.store import sequence
@@ -79,7 +79,7 @@ class Schedules:
     def next(self, name: str, n: int = 5, after: datetime | None = None) -> Moments:
         """Return the next due times of a schedule, in its time zone. One that is defined in code needs no database."""
         if name in self._in_code:
-            begin = self.present() if after is None else at_ms(after)
+            begin = self.present() if after is None else moment(after, "after=", down=True)
             when = anchored(self._in_code[name].terms.timing, begin)
             return _preview(when, n, occurrences(when, begin))
         return self._run(_stored_preview(name, n, after))
@@ -259,7 +259,7 @@ def _stored_preview(name: str, n: int, after: datetime | None) -> Steps[Moments]
     due = the_one((yield store.one(name)), name)
     if due.next_at is None:  # it waits for the end of a run, or its rule has ended
         return []
-    begin = due.next_at if after is None else at_ms(after) + 1
+    begin = due.next_at if after is None else moment(after, "after=", down=True) + 1
     return _preview(due.timing, n, dues_from(due, max(begin, due.now) if due.paused else begin))
 
 
@@ -324,7 +324,7 @@ def _preview(when: Timing, n: int, dues: Iterable[int]) -> Moments:
 
 def _fires(name: str, limit: int, before: datetime | int | None) -> Op[Fires]:
     whole(limit, "limit=", least=1)
-    at = store.FAR if before is None else at_ms(before) if isinstance(before, datetime) else before
+    at = store.FAR if before is None else moment(before, "before=") if isinstance(before, datetime) else before
     return store.fires(name, before=at, limit=limit)
 
 

@@ -17,6 +17,7 @@ from duly.cli.options import json_option
 from duly.cli.output import Row
 from duly.duly import Duly
 from duly.errors import ConfigError, JobNotFound, SchemaMismatch
+from duly.rules.checks import moment
 from duly.rules.durations import to_ms
 from duly.store import ops
 
@@ -155,7 +156,7 @@ def since_ms(app: Duly, text: str | None, what: str = "--since") -> int | None:
     except ValueError:
         ago_ms = _ago_ms(text, what)  # a mistake is raised before the database is queried
         return max(0, app.driver.run(ops.clock()) - ago_ms)
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    return moment(at if at.tzinfo else at.replace(tzinfo=UTC), what)
 
 
 def _ago_ms(text: str, what: str) -> int:

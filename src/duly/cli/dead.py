@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +13,10 @@ from duly.cli.batch_lookup import whole_batch_id
 from duly.cli.bulk import Done, Listing, Selection, bulk_command, change
 from duly.cli.database import since_ms, whole_id, with_app
 from duly.cli.jobs import print_jobs, read_story, replay
+from duly.cli.json_text import read_json
 from duly.cli.options import C, audit_options, bulk_options, by_option, filter_options, page_options
 from duly.duly import Duly
-from duly.errors import JobNotFound, KeyConflict, NotReplayable
+from duly.errors import ConfigError, JobNotFound, KeyConflict, NotReplayable
 from duly.model import JobRecord, State
 from duly.store import ops
 from duly.store.op import FIRST_ID
@@ -150,12 +150,10 @@ def replay_(app: Duly, ids: Sequence[str], as_json: bool, **options: Any) -> Non
 def _read_payload(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
-    try:
-        payload = json.loads(text)
-    except ValueError as error:
-        raise click.UsageError(f"--payload is not JSON: {error}.") from None
+    how = "Give the arguments by name, as in '{\"order_id\": 42}'"
+    payload = read_json(text, "--payload", how)
     if not isinstance(payload, dict):
-        raise click.UsageError("--payload is no JSON object: give the arguments by name, as in '{\"order_id\": 42}'.")
+        raise ConfigError(f"--payload is no JSON object. {how}")
     return payload
 
 

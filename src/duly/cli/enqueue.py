@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -12,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -20,6 +19,7 @@ from duly.app.job import Job
 from duly.app.locate import find_app
 from duly.app.task import Task
 from duly.cli import output
+from duly.cli.json_text import read_json
 from duly.cli.options import URL_OF_APP, json_option
 from duly.cli.queues import did_you_mean
 from duly.cli.wait_for_database import is_away
@@ -136,34 +136,16 @@ def read_arguments(text: str | None) -> Any:
     if text is None:
         return {}
     where = "stdin" if text == "-" else "ARGS"
-    try:
-        if text == "-":
+    how = """Write it as '{"name": 1}' or '[1, 2]'""" + (", in single quotes" if where == "ARGS" else "")
+    if text == "-":
+        try:
             text = sys.stdin.buffer.read().decode()
-        given = json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not JSON: {_place(error)}. {_how_to_write(where)}") from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "it is nested too deeply"
-        raise ConfigError(f"{where} is not JSON that can be used: {why}") from None
+        except UnicodeDecodeError:
+            raise ConfigError("stdin is not JSON that can be used: it is not UTF-8") from None
+    given = read_json(text, where, how)
     if not isinstance(given, dict | list):
-        raise ConfigError(f"{where} is {_shown(text)}, neither an object nor an array. {_how_to_write(where)}")
+        raise ConfigError(f"{where} is {_shown(text)}, neither an object nor an array. {how}")
     return given
-
-
-def _place(error: json.JSONDecodeError) -> str:
-    line = f"line {error.lineno}, " if "\n" in error.doc else ""
-    rest = error.doc[error.pos : error.pos + 20].partition("\n")[0]
-    return f"{error.msg[:1].lower()}{error.msg[1:]} at {line}column {error.colno}, " + (
-        f"before {rest!r}" if rest else "where it ends"
-    )
-
-
-def _how_to_write(where: str) -> str:
-    return """Write it as '{"name": 1}' or '[1, 2]'""" + (", in single quotes" if where == "ARGS" else "")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ConfigError(f"ARGS has {name} in it, which is not JSON: use null, or a text")
 
 
 def _shown(text: str) -> str:

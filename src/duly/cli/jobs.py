@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -196,7 +195,7 @@ def _fields(job: JobRecord, now: int) -> list[tuple[str, str]]:
 def _shown(name: str, value: Any, now: int) -> str:
     if isinstance(value, int) and name.endswith(("_at", "_until")):
         return f"{output.moment(value)} ({output.ago(value, now)})"
-    return json.dumps(value, ensure_ascii=False) if name in ("payload", "result") else str(value)
+    return output.shown_json(value) if name in ("payload", "result") else str(value)
 
 
 def _after(text: str | None) -> str:

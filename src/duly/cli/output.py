@@ -44,6 +44,12 @@ def answer_json(value: Any) -> None:
     click.echo(json.dumps(msgspec.to_builtins(value)))  # ASCII, which every stream can take
 
 
+def shown_json(value: Any) -> str:
+    """Write a value as JSON for people, in which every character that `plain` would replace is an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
 def answer(value: Any, text: str, *, as_json: bool) -> None:
     """Print a value for programs, or a sentence for people."""
     if as_json:

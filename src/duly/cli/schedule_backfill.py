@@ -65,7 +65,7 @@ def backfill(
 
 
 def _window(since: str, until: str, schedule: ScheduleRecord) -> tuple[int, int]:
-    begin, end = read_moment(since, "--since", schedule), read_moment(until, "--until", schedule)
+    begin, end = read_moment(since, "--since", schedule, down=False), read_moment(until, "--until", schedule)
     if end < begin:
         raise ConfigError(f"--until {until} is before --since {since}: give the earlier one as --since")
     return begin, end

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from duly.cli import output
 from duly.errors import ConfigError
 from duly.model import ScheduleRecord
+from duly.rules.checks import moment
 from duly.rules.timing import zone
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -61,11 +62,11 @@ def cells(at: int, tz: str) -> list[str]:
     return [utc_text(at)] if tz == "UTC" else [local_text(at, place_of(tz)), utc_text(at)]
 
 
-def read_moment(text: str, option: str, schedule: ScheduleRecord) -> int:
-    """Read a date; without a zone it is in that of the schedule."""
+def read_moment(text: str, option: str, schedule: ScheduleRecord, *, down: bool = True) -> int:
+    """Read a date in milliseconds, rounded down or up; without a zone it is in that of the schedule."""
     at = _read_date(text, option)
     at = at if at.tzinfo else at.replace(tzinfo=known_zone(schedule))
-    return (at - EPOCH) // timedelta(milliseconds=1)
+    return moment(at, option, down=down)
 
 
 def _read_date(text: str, option: str) -> datetime:

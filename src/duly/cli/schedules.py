@@ -5,7 +5,6 @@ All is read from the database: no code of the app is needed. Times are printed i
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, tzinfo
@@ -140,7 +139,7 @@ def _shown(name: str, value: Any, tz: str, now: int) -> str:
         return durations.describe(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return json.dumps(value, ensure_ascii=False) if name == "payload" else str(value)
+    return output.shown_json(value) if name == "payload" else str(value)
 
 
 def _print_fires(fires: Sequence[FireRecord], tz: str) -> None:

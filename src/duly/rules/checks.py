@@ -26,12 +26,13 @@ def named(value: Any, what: str) -> str:
     return value
 
 
-def moment(at: datetime, what: str) -> int:
-    """Return an aware datetime in the milliseconds that the database keeps."""
+def moment(at: datetime, what: str, *, down: bool = False) -> int:
+    """Return an aware datetime in the milliseconds that the database keeps, rounded up unless `down`."""
     if not isinstance(at, datetime):
         raise ConfigError(f"{what} is of type {type(at).__name__}: give an aware datetime, or a duration as delay=")
     if at.utcoffset() is None:
         raise ConfigError(
             f"{what} is {at}, which has no time zone: give an aware datetime, as datetime.now(UTC) is one"
         )
-    return max(0, -((_EPOCH - at) // timedelta(milliseconds=1)))  # rounded up, and not by way of a float
+    ms = timedelta(milliseconds=1)
+    return max(0, (at - _EPOCH) // ms if down else -((_EPOCH - at) // ms))  # not by way of a float

@@ -1,8 +1,9 @@
 """Python values as JSON text and back, typed by the reader's annotations.
 
 Databases refuse two kinds of characters: NUL, which PostgreSQL cannot parse even as an escape in JSON, and lone
-surrogates, which are not UTF-8. Payloads store them as `␛0000` and `␛dc80`, and `␛` itself as `␛241b`; reading
-restores them. In errors and messages, which only people read, `failure.escape_text` replaces them.
+surrogates, which are not UTF-8. Payloads and results store them as `␛0000` and `␛dc80`, and `␛` itself as `␛241b`.
+`decode` and `plain` restore them for every reader. In errors and messages, which only people read,
+`failure.escape_text` replaces them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import typing
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -24,6 +26,7 @@ if typing.TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_PAYLOAD = 96_000
+MAX_DEPTH = 500  # a reader takes a frame for each level, of Python's thousand
 
 LONG = 4000
 MARK = "␛"
@@ -40,7 +43,9 @@ def encode(value: Any, *, sets: bool = False) -> str:
     try:
         text = _text(value, encoder)
         # The encoder writes NaN and infinity as null, so only a text with a null has to be searched.
-        found = _not_finite(value) if "null" in text else None
+        found = _too_deep(text) or (_not_finite(value) if "null" in text else None)
+        if found is None and ("{" in text or len(text) > LONG) and not _rewritten(text):
+            found = _twice(value)
     except Exception as error:
         raise PayloadError(_refusal(value, error)) from error
     if found:
@@ -66,14 +71,18 @@ def _text(value: Any, encoder: msgspec.json.Encoder) -> str:
             return text
     except UnicodeEncodeError:
         pass  # a lone surrogate
+    if twice := _twice(value):  # in plain data one entry would replace the other
+        raise PayloadError(twice)
     order: Any = "deterministic" if encoder is _SORTED else None
-    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_to_plain, order=order)
-    return encoder.encode(each_text(plain, _mark)).decode()
+    data = msgspec.to_builtins(value, str_keys=True, enc_hook=_to_plain, order=order)
+    return encoder.encode(each_text(data, _mark)).decode()
 
 
 def _to_plain(value: Any) -> Any:
     """Convert a value that msgspec does not know; raise if it cannot be stored."""
     if hasattr(type(value), "model_dump"):  # pydantic, which we do not import
+        if _may_hold_dicts(value.__class__) and (twice := _twice(value)):  # `model_dump` keeps one of both entries
+            raise PayloadError(twice)
         return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
     if isinstance(value, str):
         return str.__str__(value)
@@ -84,19 +93,32 @@ def _to_plain(value: Any) -> Any:
     raise NotImplementedError
 
 
+@lru_cache(maxsize=1024)
+def _may_hold_dicts(model: type) -> bool:
+    """Return whether a model has a field for a dict or for anything; most have none, and need no search."""
+    return re.search("'(dict|any|allow)'", repr(getattr(model, "__pydantic_core_schema__", "'any'"))) is not None
+
+
 _ENCODER = msgspec.json.Encoder(enc_hook=_to_plain)
 _SORTED = msgspec.json.Encoder(enc_hook=_to_plain, order="deterministic")
 
 
 def each_text(plain: Any, change: Callable[[str], str]) -> Any:
     """Rebuild plain JSON data with every text in it changed, keys too."""
+    # Loops, because a comprehension takes a second frame for each level.
     match plain:
         case str():
             return change(plain)
         case dict():
-            return {change(key): each_text(value, change) for key, value in plain.items()}
+            entries = {}
+            for key, value in plain.items():
+                entries[change(key)] = each_text(value, change)
+            return entries
         case list() | tuple():
-            return [each_text(value, change) for value in plain]
+            values = []
+            for value in plain:
+                values.append(each_text(value, change))  # noqa: PERF401
+            return values
     return plain
 
 
@@ -110,12 +132,41 @@ def unmark(text: str) -> str:
     return _MARKED.sub(lambda match: chr(int(match[1], 16)), text)
 
 
+def _too_deep(text: str) -> str | None:
+    """Return why a JSON text is nested too deeply, if it is."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return None
+    marks = text.replace("\\\\", "").replace('\\"', "").encode().translate(None, _NEITHER)
+    bare = b"".join(marks.replace(b'""', b"").split(b'"')[::2])  # without the brackets inside texts
+    depth = max(accumulate(map(_STEPS.__getitem__, bare)), default=0)
+    return _nested(f"{depth:,} levels deep") if depth > MAX_DEPTH else None
+
+
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NEITHER = bytes({*range(256)} - _STEPS.keys() - {ord('"')})
+
+
+def _nested(how: str) -> str:
+    return f"the value is nested {how}, the limit is {MAX_DEPTH}: give flatter data, or a reference to it"
+
+
 def _not_finite(value: Any) -> str | None:
     """Raise if there is a NaN or an infinity, with its path."""
     for path, leaf in _leaves(value, "", ()):
         if isinstance(leaf, float) and not math.isfinite(leaf):
             return f"{path or 'the value'} is {leaf}, which JSON cannot hold: use None, or a text"
     return None
+
+
+def _rewritten(text: str) -> bool:
+    """Return whether a JSON text comes back the same when it is read and written. One with a key twice does not."""
+    return _ENCODER.encode(msgspec.json.decode(text)).decode() == text
+
+
+def _twice(value: Any) -> str | None:
+    """Return where two keys become one text, of which a reader would keep one entry."""
+    found = ((path, leaf) for path, leaf in _leaves(value, "", ()) if isinstance(leaf, _Twice))
+    return next((f"{path or 'the value'} {leaf.why}" for path, leaf in found), None)
 
 
 def _refusal(value: Any, error: Exception) -> str:
@@ -135,7 +186,7 @@ def _refusal(value: Any, error: Exception) -> str:
     except RecursionError as deep:
         error = deep
     if isinstance(error, RecursionError):
-        return "the value is nested too deeply to be stored: give flatter data, or a reference to it"
+        return _nested("too deeply")
     return f"the value cannot be stored: {error}"
 
 
@@ -144,6 +195,10 @@ class _Refused:
     """Marks a place where a walk finds something wrong."""
 
     why: str
+
+
+class _Twice(_Refused):
+    """Marks a dict with two keys that become one text."""
 
 
 def _leaves(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
@@ -163,7 +218,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]] | None:
     """Return the steps and values of a container, None for anything else."""
     match value:
         case dict():
-            return (_entry(key, child) for key, child in value.items())
+            return _entries(value)
         case list() | tuple() | set() | frozenset():
             return ((f"[{n}]", child) for n, child in enumerate(value))
         case msgspec.Struct():
@@ -173,6 +228,19 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]] | None:
     if hasattr(type(value), "model_dump"):
         return ((f".{name}", child) for name, child in dict(value).items())
     return None
+
+
+def _entries(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Return the steps to a dict's values. Keys that are no texts become texts, which must differ from all others."""
+    names = {str.__str__(key) for key in value if isinstance(key, str)}
+    for key, child in value.items():
+        step, child = _entry(key, child)
+        if not isinstance(key, str) and not isinstance(child, _Refused):
+            name = next(iter(msgspec.to_builtins({key: 0}, str_keys=True, enc_hook=_to_plain)))
+            if name in names:
+                yield "", _Twice(f"has two keys that become {name!r} in JSON: give them different texts")
+            names.add(name)
+        yield step, child
 
 
 def _entry(key: Any, child: Any) -> tuple[str, Any]:
@@ -195,21 +263,28 @@ def decode(text: str, hint: Any) -> Any:
     """Read JSON text as a value of the type `hint`."""
     try:
         if MARK in text:
-            return convert(each_text(msgspec.json.decode(text), unmark), hint)
+            return convert(plain(text), hint)
         return decoder_of(hint).decode(text)
     except UNREADABLE as error:
         raise BadArguments(f"cannot read this as {name_of(hint)}: {located(error, '$')}") from error
 
 
-def reread(plain: Any, hint: Any) -> Any:
-    """Read plain JSON data, as a job's record holds it, as a value of the type `hint`."""
+def plain(text: str) -> Any:
+    """Read JSON text as plain data."""
+    data = msgspec.json.decode(text)
+    return each_text(data, unmark) if MARK in text else data
+
+
+def reread(data: Any, hint: Any) -> Any:
+    """Read plain data, as a job's record holds it, as a value of the type `hint`."""
     try:
-        return convert(each_text(plain, unmark), hint)
+        return convert(data, hint)
     except UNREADABLE as error:
         raise BadArguments(f"cannot read this as {name_of(hint)}: {located(error, '$')}") from error
 
 
-UNREADABLE = (msgspec.MsgspecError, RecursionError, NotImplementedError)
+# A lone surrogate that is read as a number, for example, is a UnicodeEncodeError.
+UNREADABLE = (msgspec.MsgspecError, RecursionError, NotImplementedError, UnicodeEncodeError)
 
 
 def convert(plain: Any, hint: Any) -> Any:

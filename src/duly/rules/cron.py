@@ -6,6 +6,7 @@ cronsim refuses is checked again field by field, so that the message names the w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import date, datetime
 from typing import NoReturn
@@ -30,6 +31,12 @@ FIELDS = {
     "day of month": "1-31",
     "month": "1-12 or jan-dec",
     "day of week": "0-7 or sun-sat",
+}
+SPANS = ((0, 60), (0, 24), (1, 32), (1, 13), (0, 7))
+SUNDAY_PLACE = 4  # where 0 and 7 are Sunday
+NAMES = {
+    3: ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"],
+    SUNDAY_PLACE: ["sun", "mon", "tue", "wed", "thu", "fri", "sat"],
 }
 NOWHEN = datetime(2000, 1, 1)  # noqa: DTZ001 - cronsim wants a start, and none of its walk is used
 
@@ -96,7 +103,34 @@ def _check_field(text: str, place: int, field: str) -> None:
         except CronSimError:
             why = f"is not {allowed}" if part.isalnum() else f"is no value, range or step of {allowed}"
             advice = ": write * for any" if part == "?" else ""
+            if instead := _around_the_end(part, place):
+                why, advice = "ends before it begins", f": write {instead}"
             refuse_cron(text, f"is wrong in field {place + 1}, {name}: {shown(part)} {why}{advice}")
+
+
+def _around_the_end(part: str, place: int) -> str | None:
+    """Return what to write for a range that ends before it begins: `22,23,0-2` for `22-2`."""
+    numbers = [str(number) for number in range(*SPANS[place])]
+    names = NAMES.get(place, numbers)
+    known = {text: at for texts in (numbers, names) for at, text in enumerate(texts)}
+    if place == SUNDAY_PLACE:
+        known["7"] = 0
+    match = re.fullmatch(r"(\w+)-(\w+)(?:/0*([1-9][0-9]{0,2}))?", part.lower())
+    if match is None or match[1] not in known or match[2] not in known:
+        return None
+    begin, end, step = known[match[1]], known[match[2]], int(match[3] or 1)
+    texts = names if match[1] in names else numbers
+    ring = texts[begin:] + texts[: end + 1] if end < begin else texts[begin : end + 1]
+    if step > 1:
+        return ",".join(ring[::step])
+    if len(ring) == len(texts):
+        return "*"
+    tail = len(texts) - begin
+    return ",".join(_span(run) for run in (ring[:tail], ring[tail:]) if run)
+
+
+def _span(run: Sequence[str]) -> str:
+    return f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(run)
 
 
 def refuse_impossible(text: str, tz: str = "UTC") -> NoReturn:

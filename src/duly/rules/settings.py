@@ -194,7 +194,7 @@ def _from_file(text: str, file_name: str) -> dict[str, tuple[Any, str]]:
     """Read duly.toml, or the table [tool.duly] of pyproject.toml."""
     try:
         table: Any = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number of over 4,300 digits
         raise ConfigError(f"{file_name} is not valid TOML: {error}") from error
     if os.path.basename(file_name) == "pyproject.toml":
         table = table.get("tool", {}).get("duly", {})

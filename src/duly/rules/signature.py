@@ -144,8 +144,7 @@ class SignatureCodec:
             reader = self._reader(name)
             try:
                 if marked:
-                    plain = codec.each_text(msgspec.json.decode(part), codec.unmark)
-                    values[codec.unmark(name)] = codec.convert(plain, reader.hint)
+                    values[codec.unmark(name)] = codec.convert(codec.plain(bytes(part).decode()), reader.hint)
                 else:
                     values[name] = reader.decoder.decode(part)
             except codec.UNREADABLE as error:

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from duly.model import Catchup, FireRecord, Overlap, ScheduleRecord
+from duly.rules import codec, failure
 from duly.rules import envelope as envelopes
-from duly.rules import failure
 from duly.rules.firing import Due, Firing, Run, Skip
 from duly.rules.timing import Timing
 from duly.store.op import Op, Row, columns, distinct, json_text, record, repeatable
@@ -222,7 +222,7 @@ def _listed(row: Row) -> Listed:
     found = _listed_columns(row)
     carried = envelopes.unpack(found["envelope"])
     definition = record(Definition, {**found, "timing": record(Timing, found)})
-    found |= {name: msgspec.json.decode(found[name]) for name in ("terms", "payload")}
+    found |= {"terms": msgspec.json.decode(found["terms"]), "payload": codec.plain(found["payload"])}
     found |= {"schema_version": carried.schema_version, "subject": carried.subject}
     return Listed(record(ScheduleRecord, found), definition, found["now"])
 

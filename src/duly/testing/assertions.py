@@ -9,8 +9,6 @@ from difflib import get_close_matches
 from inspect import Parameter
 from typing import Any
 
-import msgspec
-
 from duly.app.task import Task
 from duly.errors import ConfigError, PayloadError
 from duly.model import JobRecord, State
@@ -197,7 +195,7 @@ def _defaults(task: Task[..., Any, Any]) -> dict[str, Any]:
 
 
 def _stored(signature: SignatureCodec, value: Any) -> Any:
-    return msgspec.json.decode(codec.encode(value, sets=signature.sets))
+    return codec.plain(codec.encode(value, sets=signature.sets))
 
 
 def _jobs(task: Task[..., Any, Any]) -> Iterator[JobRecord]:

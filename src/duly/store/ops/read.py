@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 from uuid import UUID
@@ -9,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from duly.model import MANY, Attempt, DeadFigure, Event, JobRecord, ParkedFigure, QueueFigure, State, Step
+from duly.rules import codec
 from duly.rules import envelope as envelopes
 from duly.rules.why import Why, explain, facts_of
 from duly.store.op import FIRST_ID, LAST_ID, Op, Row, Rows, columns, record, uuid_text
@@ -149,7 +151,7 @@ def events(*, job_id: str | None = None, after: int = 0, limit: int = 100) -> Op
     """Read the audit log, oldest first."""
     params = {"after": after, "limit": limit} | ({} if job_id is None else {"job_id": uuid_text(job_id)})
     section = "events" if job_id is None else "job_events"
-    return Op("events", (section,), params, lambda rows: [Event(*row) for row in rows], writes=False)
+    return Op("events", (section,), params, lambda rows: [_event(row) for row in rows], writes=False)
 
 
 def why(job_id: str, *, now: int | None = None) -> Op[Why | None]:
@@ -188,8 +190,19 @@ def _record(row: Row) -> JobRecord:
     return record(JobRecord, msgspec.structs.asdict(carried) | found)
 
 
+def _event(row: Row) -> Event:
+    event = Event(*row)
+    if event.name != "job.replayed" or codec.MARK not in (event.data or ""):
+        return event
+    data = {
+        name: codec.each_text(part, codec.unmark) if name in ("old", "new") else part
+        for name, part in msgspec.json.decode(event.data or "").items()
+    }
+    return msgspec.structs.replace(event, data=json.dumps(data))  # in ASCII, which holds every character
+
+
 def _decoded(text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:  # changed by hand: one such row must not hide the others
+        return codec.plain(text)
+    except codec.UNREADABLE:  # changed by hand: one such row must not hide the others
         return text
