@@ -49,7 +49,7 @@ class Transcript:
             process.wait()
 
 
-def until(done: Callable[[], object], seconds: float = 10) -> bool:
+def until(done: Callable[[], object], seconds: float = 15) -> bool:
     """Wait until something is true. False: it was not within this time."""
     give_up_at = time.monotonic() + seconds
     while not (is_done := bool(done())) and time.monotonic() < give_up_at and not failed.wait(0.03):

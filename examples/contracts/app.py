@@ -29,7 +29,7 @@ def call(number: int) -> None:
 
 @app.task(queue="counters", cap=2, lease="2s")
 def serve(customer: int) -> None:
-    time.sleep(0.3)
+    time.sleep(0.5)
 
 
 @app.task(queue="vans", lease="3s")
