@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 TAIL = 20  # lines of the log that are printed below a claim that does not hold
-failed = threading.Event()  # then nothing waits any more
+over = threading.Event()  # then nothing waits any more
 
 
 class Transcript:
@@ -28,8 +29,19 @@ class Transcript:
         self.url: str = parser.parse_args().url or f"{self._folder.name}/duly.db"
         os.environ.update(DULY_URL=self.url, DULY_SCHEMA=f"example_{os.getpid()}")  # the schema is for PostgreSQL
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        over.set()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
     def start(self, *words: str, **environ: str) -> subprocess.Popen[bytes]:
         """Start `python -m …`, with variables added to its environment. What it prints is in the log."""
+        if over.is_set():
+            raise RuntimeError("the run is over: nothing would end this process")
         with self.log.open("ab") as log:
             command = [sys.executable, "-m", *words]
             self._processes.append(subprocess.Popen(command, env=os.environ | environ, stdout=log, stderr=log))
@@ -39,20 +51,13 @@ class Transcript:
         """Print a claim with its evidence. If it does not hold, end the run with exit code 1."""
         print(f"{'✔' if holds else '✘'} {claim}: {evidence}", flush=True)
         if not holds:
-            failed.set()
             sys.exit("\n".join(self.log.read_text("utf-8").splitlines()[-TAIL:]) if self.log.exists() else 1)
-
-    def end(self) -> None:
-        """Kill the processes of the run."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
 
 
 def until(done: Callable[[], object], seconds: float = 15) -> bool:
     """Wait until something is true. False: it was not within this time."""
     give_up_at = time.monotonic() + seconds
-    while not (is_done := bool(done())) and time.monotonic() < give_up_at and not failed.wait(0.03):
+    while not (is_done := bool(done())) and time.monotonic() < give_up_at and not over.wait(0.03):
         pass
     return is_done
 

@@ -239,12 +239,12 @@ def main() -> None:
         sys.exit(f"{run.url} has jobs already: name a new file")
     for line in chain(schedules(), retention()):  # they move the clock
         run.claim(*line)
-    for queue, concurrency, processes in (("default", "8", 2), ("counters", "4", 2), ("vans", "1", 3)):
-        for _ in range(processes):
-            run.start(*WORKER, queue, "--concurrency", concurrency)
-    until(lambda: sum(each.alive for each in app.workers()) >= 7, 30)
     stories = [states, keys, caps, retries, leases, replays, poison, progress, clocks] + [outage] * ON_POSTGRESQL
-    with ThreadPoolExecutor(len(stories)) as threads:  # side by side, told in order
+    with ThreadPoolExecutor(len(stories)) as threads, run:  # side by side, told in order
+        for queue, concurrency, processes in (("default", "8", 2), ("counters", "4", 2), ("vans", "1", 3)):
+            for _ in range(processes):
+                run.start(*WORKER, queue, "--concurrency", concurrency)
+        until(lambda: sum(each.alive for each in app.workers()) >= 7, 30)
         for line in chain.from_iterable(threads.map(lambda story: list(story()), stories)):
             run.claim(*line)
     print(f"{time.monotonic() - began:.0f} s. {NOT_PROMISED}")
@@ -254,7 +254,6 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        run.end()
         app.close()
         if ON_POSTGRESQL:
             rows(f"drop schema if exists {os.environ['DULY_SCHEMA']} cascade")
