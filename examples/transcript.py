@@ -57,7 +57,7 @@ class Transcript:
 def until(done: Callable[[], object], seconds: float = 15) -> bool:
     """Wait until something is true. False: it was not within this time."""
     give_up_at = time.monotonic() + seconds
-    while not (is_done := bool(done())) and time.monotonic() < give_up_at and not over.wait(0.03):
+    while not (is_done := bool(done())) and time.monotonic() < give_up_at and not over.wait(0.1):
         pass
     return is_done
 
