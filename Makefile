@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test quick nightly check proof proof-full bench bench-peers mutants lines clean
+.PHONY: help demo example-contracts test quick nightly check proof proof-full bench bench-peers mutants lines clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -33,6 +33,9 @@ help:  ## list the targets
 
 demo: $(VENV)/.demo  ## see jobs run, fail, retry and finish, on a database of its own
 	@$(BIN)/duly demo
+
+example-contracts: $(VENV)/$(if $(findstring postgres,$(ARGS)),.stamp,.demo)  ## see each promise kept, by real processes (ARGS="--url postgresql://…")
+	@$(BIN)/python -m examples.contracts.run $(ARGS)
 
 test: $(VENV)/.stamp $(VENV)/.pgbouncer $(if $(NODE),$(NODE_STAMP))  ## run every test on SQLite, PostgreSQL and D1 (more flags: ARGS="-k claim")
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not nightly" $(ARGS)
@@ -73,7 +76,7 @@ lines:  ## print the package's lines by folder beside their budgets; fails above
 
 clean:  ## remove everything the other targets made
 	rm -rf $(VENV) bench/.peers $(NODE_DIR)/node_modules build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
-	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # What a demo needs, in a few seconds. The build tools come first and pinned, so that nothing is fetched behind the
 # constraints' back.

@@ -238,7 +238,7 @@ def test_a_block_that_is_not_run_has_a_reason():
 
 
 def test_every_link_between_pages_leads_somewhere():
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
     links = [
         (page, link, anchor)
         for page in pages

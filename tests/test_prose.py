@@ -51,6 +51,7 @@ END = re.compile(r"(?<!e\.g|i\.e)(?<=[.!?])(?=\s)|(?<=[.!?][\")])(?=\s)")
 def docs() -> list[Path]:
     """List the pages that people write; the reference is generated from the code."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("[!.]*/*.md")]
+    pages += (ROOT / "examples").rglob("*.md")
     return sorted(page for page in [*pages, ROOT / "bench" / "README.md"] if page.parent.name != "reference")
 
 

@@ -1,4 +1,4 @@
-"""The mutants that people wrote, in `*.txt`, one file for each folder of the package.
+"""The mutants that people wrote, in `*.txt`, one file for each folder of the package and of the examples.
 
     == store/lanes.py
     tests/contract/test_lanes.py -k whose_answer_was_lost
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).parent
-PACKAGE = "src/duly/"
+PACKAGE, EXAMPLES = "src/duly/", "examples/"
 
 
 class Mutant(NamedTuple):
@@ -64,7 +64,7 @@ def parse(text: str) -> Iterator[Mutant]:
         else:
             yield from read()
             if line.startswith("== "):
-                file = PACKAGE + line[3:]
+                file = line[3:] if line[3:].startswith(EXAMPLES) else PACKAGE + line[3:]
             else:
                 tests = line
     yield from read()
@@ -75,11 +75,11 @@ def save(mutants: Iterable[Mutant]) -> None:
     for path in FOLDER.glob("*.txt"):
         path.unlink()
     for folder, group in groupby(sorted(mutants, key=by_folder), by_folder):
-        (FOLDER / f"{'_'.join(folder.parts[2:]) or 'duly'}.txt").write_text("\n".join(lines(group)) + "\n", "utf-8")
+        (FOLDER / f"{'_'.join(folder.parts) or 'duly'}.txt").write_text("\n".join(lines(group)) + "\n", "utf-8")
 
 
 def by_folder(mutant: Mutant) -> Path:
-    return Path(mutant.file).parent
+    return Path(mutant.file.removeprefix(PACKAGE)).parent
 
 
 def lines(mutants: Iterable[Mutant]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Judges mutants: each is put into a copy of the package, with which its tests must fail.
+"""Judges mutants: each is put into a copy of the package or of the examples, with which its tests must fail.
 
 Tests run side by side, each beside a PostgreSQL server that was started before and serves one run after another.
 """
@@ -69,8 +69,9 @@ def judge(root: Path, mutant: Mutant, server: PostgresServer) -> str:
 
 
 def change(root: Path, mutant: Mutant, folder: Path) -> None:
-    """Copy the package, compiled modules too, and change the copy."""
-    shutil.copytree(root / "src", folder / "src")
+    """Copy the package, compiled modules too, and the examples, and change the copy."""
+    for part in ("src", "examples"):
+        shutil.copytree(root / part, folder / part)
     changed = folder / mutant.file
     changed.write_text(mutant.change(changed.read_text("utf-8")), "utf-8")
     for compiled in changed.parent.glob(f"__pycache__/{changed.stem}.*"):
