@@ -41,6 +41,8 @@ MOST_CONNECTIONS = 3  # with the one that listens; urgent operations have one mo
 PREPARE_AFTER = 2
 HINT_SECONDS = 0.005
 BEGIN = "begin isolation level read committed"
+# Writes a few bytes. A commit that wrote nothing waits for no standby, and what a repetition finds may be on none yet.
+WAIT_FOR_STANDBY = "select pg_logical_emit_message(true, 'duly', '')"
 # A shared commit must not wait long for a lock: its operations are then run alone.
 SHORT_LOCK_TIMEOUT = "set local lock_timeout = '100ms'"
 # The pauses before a transaction that the server rolled back is repeated, in seconds.
@@ -251,7 +253,8 @@ class PostgresDriver(Driver):
             return self._run_once(conn, batch, lock_timeout)
 
     def _run_once(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
-        if len(batch) == 1 and batch[0].sections == LONE and self._read_committed and conn.direct:
+        repeated = any(op.repeated for op in batch)
+        if len(batch) == 1 and batch[0].sections == LONE and self._read_committed and conn.direct and not repeated:
             with suppress(errors.InsufficientPrivilege):
                 return self._enqueue_alone(conn, batch[0])
             conn.direct = False  # no right to the lock; if none to the tables, the next statement raises
@@ -260,10 +263,10 @@ class PostgresDriver(Driver):
         rows: list[list[Any]] = [[] for _ in batch]
         # An operation that may wait for a lock runs in a transaction, which limits that time.
         alone = len(work) == 1 and conn.plans_right(work[0].section) and batch[0].name != "finish"
-        if alone and self._read_committed:
+        if alone and self._read_committed and not repeated:
             cursors = [conn.execute(work[0].sql, work[0].params, binary=True)]
         else:
-            cursors = self._pipelined(conn, work, lock_timeout)
+            cursors = self._pipelined(conn, work, lock_timeout, repeated=repeated)
         for line, cursor in zip(work, cursors, strict=True):
             rows[line.place] += _fetch(cursor)
         if wakes and self._is_to_hint():
@@ -285,7 +288,9 @@ class PostgresDriver(Driver):
         self._hinted_at = now
         return True
 
-    def _pipelined(self, conn: PooledConnection, work: list[Line], lock_timeout: LiteralString) -> list[Cursor[Any]]:
+    def _pipelined(
+        self, conn: PooledConnection, work: list[Line], lock_timeout: LiteralString, *, repeated: bool
+    ) -> list[Cursor[Any]]:
         cursors: list[Cursor[Any]] = []
         try:
             with conn.pipeline():
@@ -295,6 +300,8 @@ class PostgresDriver(Driver):
                 for line in work:
                     steady = conn.plan(line.section, steady=steady)
                     cursors.append(conn.execute(line.sql, line.params, binary=True))
+                if repeated:
+                    conn.execute(WAIT_FOR_STANDBY)
                 conn.execute("commit")
         except psycopg.Error as error:
             raise first_error(error) from None
@@ -325,6 +332,8 @@ class PostgresDriver(Driver):
                     hook(Point("before", op.name, section, number))
                     rows += _fetch(conn.execute(trusted(text.sql), op.params, binary=True))
                     hook(Point("after", op.name, section, number))
+            if op.repeated:
+                conn.execute(WAIT_FOR_STANDBY)
             hook(Point("before", op.name, "commit", 0))
         hook(Point("after", op.name, "commit", 0))
         if op.wakes:
