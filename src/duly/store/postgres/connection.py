@@ -9,12 +9,14 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import RawCursor, generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.errors import Diagnostic
 from psycopg.pq import TransactionStatus
 
 from duly.store.postgres.listen import HINT
 from duly.store.postgres.plans import PlannedConnection
 
 CONNECT_SECONDS = 2.0
+WAIT_CANCELLED = "canceling wait for synchronous replication"
 LOCK_TIMEOUT: LiteralString = "set local lock_timeout = '5s'"
 
 
@@ -23,6 +25,17 @@ class PooledConnection(PlannedConnection):
 
     _hint = b""
     _hinting = False
+    wait_cancelled = False  # a commit was acknowledged that no standby has confirmed
+
+    def watch_commits(self) -> None:
+        """Note commits whose wait for a standby is cancelled: the server acknowledges them with a mere warning."""
+        self.add_notice_handler(self._noticed)
+
+    def _noticed(self, notice: Diagnostic) -> None:
+        # The message may be in any language, and its code is that of most warnings. A proxy may drop the function.
+        said = notice.message_primary or ""
+        if notice.source_function == "SyncRepWaitForLSN" or said.startswith(WAIT_CANCELLED):
+            self.wait_cancelled = True
 
     def hint(self) -> None:
         """Wake idle workers after a commit, without waiting for the answer: the next user reads it."""

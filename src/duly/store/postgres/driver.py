@@ -194,7 +194,7 @@ class PostgresDriver(Driver):
         try:
             return self._transact(batch, SHORT_LOCK_TIMEOUT)
         except (DulyError, *ROLLED_BACK) as error:  # after other errors it is unknown what was written
-            if isinstance(error, AnswerLost | StoreUnavailable) and is_down(error.__cause__):
+            if isinstance(error, AnswerLost) or (isinstance(error, StoreUnavailable) and is_down(error.__cause__)):
                 return [own_error(error) for _ in batch]
             if len(batch) == 1 and not isinstance(error.__cause__ or error, (*ROLLED_BACK, errors.LockNotAvailable)):
                 return [error]
@@ -227,10 +227,17 @@ class PostgresDriver(Driver):
             checked = first.once or (len(batch) > 1 and any(op.once for op in batch))
             with (self._urgent if first.urgent else self._pool).connection(checked=checked) as conn:
                 self._check_schema(conn)
-                sent = True
-                if self.hook is not None:
-                    return [self._run_with_hook(conn, op) for op in batch]
-                return self._run(conn, batch, lock_timeout)
+                sent, conn.wait_cancelled = True, False
+                if self.hook is None:
+                    rows = self._run(conn, batch, lock_timeout)
+                else:
+                    rows = [self._run_with_hook(conn, op) for op in batch]
+                if conn.wait_cancelled:
+                    raise AnswerLost(
+                        f"{first.name}: {self.where} has committed it, but its wait for a standby was cancelled: "
+                        "a failover may lose it"
+                    )
+                return rows
         except ROLLED_BACK:
             raise
         except psycopg.Error as error:
@@ -352,6 +359,7 @@ class PostgresDriver(Driver):
         )
         # Each statement of a list sees commits before it, whatever the server's default is.
         conn.isolation_level = IsolationLevel.READ_COMMITTED
+        conn.watch_commits()
         try:
             if self._prepared:
                 conn.prepare_hint()
