@@ -164,6 +164,7 @@ def altered(driver: PostgresDriver, *commands: str) -> dict[str, Finding]:
         for command in commands:
             conn.execute(command.replace("DATABASE", f"database {database}"))
     driver.close()
+    driver.to_read = True
     return by_name(driver.examine())
 
 

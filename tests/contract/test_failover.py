@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 
-from duly.errors import AnswerLost
+from duly.errors import AnswerLost, StoreUnavailable
 from duly.model import NewJob, Terms
 from duly.store import ops
 from duly.store.op import Op, Rows
 from duly.store.postgres import driver as postgres_driver
+from duly.store.postgres.connection import connect
 from duly.store.postgres.driver import PostgresDriver
-from duly.store.postgres.schema import bring_up_to_date
+from duly.store.postgres.schema import bring_up_to_date, look
 from tests.contract.stores import PostgresStore, new_id
 from tests.contract.test_lost_answers import SCENARIOS
 from tests.databases import SETTINGS, Pool
-from tests.servers.pair import ask, wait_until
+from tests.servers.pair import Forwarder, Pair, ask, wait_until
 from tests.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("failover")]
@@ -27,7 +30,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("failover")]
 # No standby is there, and only sessions that ask for it wait for one.
 ALONE = {**SETTINGS, "synchronous_standby_names": "b", "synchronous_commit": "local"}
 AND_WAIT = "?options=-c%20synchronous_commit%3Don"
-WAITING = "wait_event = 'SyncRep' and datname = current_database()"
+IN_WAIT = """
+select pid, xact_start from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +85,11 @@ def asked(driver: PostgresDriver, op: Op[Any], store: PostgresStore) -> Iterator
 
 def waits(store: PostgresStore) -> list[tuple[Any, ...]]:
     """The transactions that wait for the standby."""
-    return ask(store.url, f"select pid, xact_start from pg_stat_activity where {WAITING}")
+    return ask(store.url, IN_WAIT)
 
 
 def end(store: PostgresStore) -> None:
-    ask(store.url, f"select pg_terminate_backend(pid) from pg_stat_activity where {WAITING}")
+    ask(store.url, f"select pg_terminate_backend(pid) from ({IN_WAIT}) as one")
 
 
 @pytest.mark.parametrize("which", SCENARIOS)
@@ -168,3 +173,124 @@ def test_h02_without_its_message_a_repetition_is_answered_at_once(
     monkeypatch.setattr(postgres_driver, "WAIT_FOR_STANDBY", "select 1")
     with asked(Shaken(store), SCENARIOS[which].op(store), store) as answer:
         assert answer.result(30)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """A primary and its synchronous standby, which stay what they are."""
+    with Pair() as made:
+        bring_up_to_date(made.url)
+        yield made
+
+
+@pytest.fixture
+def forwarder(pair: Pair) -> Iterator[Forwarder]:
+    with Forwarder(pair.standby) as made:
+        yield made
+
+
+def through(forwarder: Forwarder, pair: Pair, more: str = "") -> PostgresDriver:
+    """A driver whose URL has one host, which leads to the standby at first."""
+    return PostgresDriver(pair.url_of(pair.primary).replace(str(pair.primary.port), str(forwarder.port)) + more)
+
+
+def test_h03_the_host_that_takes_writes_is_found_wherever_it_stands(pair: Pair) -> None:
+    a, b = pair.standby.port, pair.primary.port
+    url = pair.url_of(pair.primary).replace(f"127.0.0.1:{b}", f"127.0.0.1:{a},127.0.0.1:{b}")
+    driver = PostgresDriver(url)
+    assert driver.run(lone())
+    assert driver.about().where == f"127.0.0.1:{a},127.0.0.1:{b}/{pair.database}"
+    driver.close()
+
+
+def test_h03_a_standby_can_be_examined_and_read_if_there_is_no_other(pair: Pair) -> None:
+    driver = PostgresDriver(pair.url_of(pair.standby))
+    with pytest.raises(StoreUnavailable, match="the URL leads to no primary now"):
+        driver.examine()
+    driver.to_read = True
+    [writes] = [one for one in driver.examine() if one.name == "writes"]
+    assert (writes.level, writes.remedy) == ("error", "name the primary in the URL")
+    driver.close()
+    assert look(driver.url) == look(pair.url)
+    for url, found in ((pair.url, pair.primary), (driver.url, pair.standby)):
+        with connect(psycopg.connect, url, 2.0, to_read=True) as conn:
+            assert conn.info.port == found.port
+
+
+def test_h03_a_name_that_leads_to_a_standby_is_an_outage_until_it_leads_to_the_primary(
+    pair: Pair, forwarder: Forwarder
+) -> None:
+    driver = through(forwarder, pair)
+    with pytest.raises(StoreUnavailable, match=f"connection to a standby: .*:{forwarder.port}/.* takes no writes; the"):
+        driver.run(lone())
+    assert driver.failures == 1
+    forwarder.to = pair.primary
+    assert driver.run(lone())
+    driver.close()
+
+
+def test_h03_no_connection_stays_on_a_server_that_takes_no_writes(pair: Pair, forwarder: Forwarder) -> None:
+    """The URL allows any server here, as a server may also stop to take writes while it is connected."""
+    driver = through(forwarder, pair, "?target_session_attrs=any")
+    driver.run(ops.clock())
+    with pytest.raises(StoreUnavailable, match="takes no writes"):
+        driver.run(lone())
+    assert driver.failures == 1
+    forwarder.to = pair.primary
+    assert driver.run(lone())
+    driver.close()
+
+
+def test_h03_a_server_that_stops_to_take_writes_is_left_by_its_listener_too(pair: Pair) -> None:
+    admin = pair.url_of(pair.primary) + "?options=-c%20default_transaction_read_only%3Doff"
+    driver, woken = PostgresDriver(pair.url), threading.Event()
+    watch = driver.watch(woken.set)
+    driver.run(lone())
+    watch.arm()
+    [before] = ask(admin, LISTENING)
+    try:
+        for value in ("on", "off"):
+            ask(admin, f"alter system set default_transaction_read_only = {value}")
+            ask(admin, "select pg_reload_conf()")
+            if value == "on":
+                wait_until(lambda: refused(driver), "the server to take no writes")
+                assert woken.wait(30)
+                watch.arm()
+        wait_until(lambda: not refused(driver), "the server to take writes")
+        wait_until(lambda: ask(admin, LISTENING) not in ([], [before]), "another connection to listen")
+    finally:
+        watch.close()
+        driver.close()
+
+
+LISTENING = "select pid from pg_stat_activity where query ~ 'pg_advisory_lock' and pid <> pg_backend_pid()"
+
+
+def refused(driver: PostgresDriver) -> bool:
+    try:
+        driver.run(lone())
+    except StoreUnavailable:
+        return True
+    return False
+
+
+def test_h02_a_repetition_is_acknowledged_when_the_standby_has_it_and_not_before(pair: Pair) -> None:
+    driver = PostgresDriver(pair.url)
+    op = lone()
+    count = "select count(*) from duly.duly_job where id = %s"
+    with ThreadPoolExecutor(1) as thread:
+        pair.cut()
+        try:
+            answer = thread.submit(driver.run, op)
+            wait_until(lambda: pair.on_primary(IN_WAIT) != [], "the enqueue to wait")
+            [[first, _]] = pair.on_primary(IN_WAIT)
+            pair.on_primary("select pg_terminate_backend(%s, 5000)", first)
+            wait_until(lambda: pair.on_primary(IN_WAIT) != [], "the repetition to wait")
+            assert pair.on_primary(count, op.params["id"]) == [(1,)]
+            assert pair.on_standby(count, op.params["id"]) == [(0,)]
+            assert not answer.done()
+        finally:
+            pair.mend()
+        assert answer.result(30)
+    assert pair.on_standby(count, op.params["id"]) == [(1,)]
+    driver.close()

@@ -48,11 +48,11 @@ class Pair:
         self.synchronous = synchronous
         self.primary = PostgresServer(settings=SETTINGS)
         self.standby = Standby(self.primary)
-        self._database = self._conninfo = ""
+        self.database = self._conninfo = ""
 
     def __enter__(self) -> Self:
         self.primary.start()
-        self._database = name_of(self.primary.new_database())
+        self.database = name_of(self.primary.new_database())
         try:
             self._join()
         except BaseException:
@@ -73,11 +73,11 @@ class Pair:
     def url(self) -> str:
         """The database, on whichever of the two takes writes."""
         ports = sorted((self.primary.port, self.standby.port))
-        return f"postgresql://postgres@127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}/{self._database}"
+        return f"postgresql://postgres@127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}/{self.database}"
 
     def url_of(self, server: PostgresServer) -> str:
         """The database on one of them."""
-        return server.url_of(self._database)
+        return server.url_of(self.database)
 
     def on_primary(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
         return ask(self.url_of(self.primary), sql, *params)
@@ -145,6 +145,7 @@ class Forwarder:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._open: list[socket.socket] = []
+        self._pumps: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> Self:
@@ -153,11 +154,14 @@ class Forwarder:
 
     def __exit__(self, *error: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
         self._thread.join()
         for end in self._open:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        for pump in self._pumps:
+            pump.join()
+        for end in (self._listener, *self._open):
+            end.close()
 
     def _serve(self) -> None:
         with suppress(OSError):
@@ -169,8 +173,9 @@ class Forwarder:
                     client.close()
                     continue
                 self._open += [client, server]
-                for source, target in ((client, server), (server, client)):
-                    threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+                for ends in ((client, server), (server, client)):
+                    self._pumps.append(threading.Thread(target=_pump, args=ends, daemon=True))
+                    self._pumps[-1].start()
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg import RawCursor, generators
@@ -14,6 +15,9 @@ from psycopg.pq import TransactionStatus
 
 from duly.store.postgres.listen import HINT
 from duly.store.postgres.plans import PlannedConnection
+from duly.store.postgres.translate import is_read_only
+
+T = TypeVar("T")
 
 CONNECT_SECONDS = 2.0
 WAIT_CANCELLED = "canceling wait for synchronous replication"
@@ -78,11 +82,22 @@ class PooledConnection(PlannedConnection):
         return self._hinting or self.pgconn.transaction_status == TransactionStatus.IDLE
 
 
-def with_timeouts(url: str, seconds: float) -> str:
-    """Add timeouts to a URL that has none of its own."""
+def connect(open_one: Callable[[str], T], url: str, seconds: float, *, to_read: bool = False) -> T:
+    """Connect to the host that takes writes; if none does and `to_read`, to one that does not."""
+    try:
+        return open_one(with_timeouts(url, seconds))
+    except psycopg.OperationalError as error:
+        if not (to_read and is_read_only(error)):
+            raise
+        return open_one(with_timeouts(url, seconds, host="any"))
+
+
+def with_timeouts(url: str, seconds: float, *, host: str = "read-write") -> str:
+    """Add timeouts, and which of several hosts is wanted, to a URL that does not set them."""
     given = conninfo_to_dict(url)
     ours: dict[str, str | int] = {
-        "connect_timeout": max(1, round(seconds)),
+        "target_session_attrs": host,
+        "connect_timeout": max(1, round(seconds)),  # of each host
         "application_name": "duly",
         # A host that disappears is noticed within seconds, not after the system's two hours.
         "keepalives_idle": 5,

@@ -28,7 +28,7 @@ from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
 from duly.store.group_commit import Gathering, Outcome, Word, joined, rows_of
 from duly.store.op import Op, Rows
 from duly.store.postgres import health, lone_enqueue
-from duly.store.postgres.connection import CONNECT_SECONDS, LOCK_TIMEOUT, PooledConnection, with_timeouts
+from duly.store.postgres.connection import CONNECT_SECONDS, LOCK_TIMEOUT, PooledConnection, connect, with_timeouts
 from duly.store.postgres.listen import ListenWatch
 from duly.store.postgres.plans import only, trusted
 from duly.store.postgres.pool import Pool
@@ -120,7 +120,7 @@ class PostgresDriver(Driver):
 
     def close(self) -> None:
         """Close every connection. The next operation opens one again."""
-        resting = [watch for watch in self._watches if watch.rest()]
+        resting = self._rest()
         with self._one_start:
             threads, self._threads = self._threads, {}
         for executor in threads.values():
@@ -129,6 +129,9 @@ class PostgresDriver(Driver):
         self._urgent.close()
         for watch in resting:
             watch.tell()
+
+    def _rest(self) -> list[Watch]:
+        return [watch for watch in self._watches if watch.rest()]
 
     def abandon(self) -> None:
         """Drop every connection without closing it, in a forked child: the parent still uses it."""
@@ -250,6 +253,9 @@ class PostgresDriver(Driver):
     def _failed(self, error: psycopg.Error, op: str, *, sent: bool) -> StoreError:
         if is_down(error):
             self.failures += 1
+        if isinstance(error, errors.ReadOnlySqlTransaction):  # wake-ups come from another server now
+            for watch in self._rest():
+                watch.tell()
         return translate(error, op, self.where, sent=sent)
 
     def _run(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
@@ -350,13 +356,13 @@ class PostgresDriver(Driver):
     def _spell(self, section: str, style: statements.Style = "pyformat") -> tuple[statements.Statement, ...]:
         return statements.spell("postgres", section, style, self.schema)
 
+    def _open(self, url: str) -> PooledConnection:
+        # Behind PgBouncer the next statement may run on another connection, where it is not prepared.
+        threshold = PREPARE_AFTER if self._prepared else None
+        return PooledConnection.connect(url, autocommit=True, prepare_threshold=threshold)
+
     def _connect(self) -> PooledConnection:
-        conn = PooledConnection.connect(
-            with_timeouts(self.url, self._connect_s),
-            autocommit=True,
-            # Behind PgBouncer the next statement may run on another connection, where it is not prepared.
-            prepare_threshold=PREPARE_AFTER if self._prepared else None,
-        )
+        conn = connect(self._open, self.url, self._connect_s, to_read=self.to_read)
         # Each statement of a list sees commits before it, whatever the server's default is.
         conn.isolation_level = IsolationLevel.READ_COMMITTED
         conn.watch_commits()
