@@ -59,7 +59,7 @@ def test_a_server_that_forgets_commits_in_a_crash_is_named() -> None:
             driver = PostgresDriver(url + options)
             said.append(driver.about().durability)
             driver.close()
-    assert said == ["full", "synchronous_commit off", "full"]
+    assert said == ["full, no standby", "synchronous_commit off", "full, no standby"]
 
 
 def test_about_raises_with_the_reason(postgres: PostgresServer, tmp_path: Path) -> None:

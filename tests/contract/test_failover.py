@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -294,3 +296,32 @@ def test_h02_a_repetition_is_acknowledged_when_the_standby_has_it_and_not_before
         assert answer.result(30)
     assert pair.on_standby(count, op.params["id"]) == [(1,)]
     driver.close()
+
+
+def test_h04_the_standbys_are_named_and_what_a_failover_may_lose(pair: Pair) -> None:
+    """A role without rights sees only the names of other roles' standbys."""
+    pair.on_primary("create role modest login")
+    pair.on_primary("grant usage on schema duly to modest")
+    pair.on_primary("grant select on all tables in schema duly to modest")
+    urls = [pair.url, pair.url.replace("postgres@", "modest@")]
+    assert [replication(url) for url in urls] == [("ok", "synchronous standby b")] * 2
+    pair.cut()
+    hangs = ("error", "every write waits for a standby, and none is connected")
+    assert [replication(url) for url in urls] == [hangs] * 2
+    doctor = [sys.executable, "-m", "duly", "doctor", "--url", pair.url]
+    told = subprocess.run(doctor, capture_output=True, text=True, check=False, timeout=30)
+    assert (told.returncode, hangs[1] in told.stdout) == (1, True)
+    pair.mend()
+    pair.wait_for_commits(False)
+    loses = ("ok", "1 asynchronous standby: a failover may lose the last commits")
+    assert [replication(url) for url in urls] == [loses] * 2
+    pair.wait_for_commits(True)
+    assert replication(pair.url_of(pair.standby)) == ("ok", "no standby")
+
+
+def replication(url: str) -> tuple[str, str]:
+    driver = PostgresDriver(url)
+    driver.to_read = True
+    [found] = [one for one in driver.examine() if one.name == "replication"]
+    driver.close()
+    return found.level, found.text

@@ -97,6 +97,13 @@ class Pair:
         self._receive_from(self._conninfo)
         self._wait_for_standby()
 
+    def wait_for_commits(self, on_standby: bool) -> None:
+        """Have commits of the primary wait for the standby or not, from now on."""
+        self.synchronous = on_standby
+        self.on_primary(f"alter system set synchronous_standby_names = '{'b' if on_standby else ''}'")
+        self.on_primary("select pg_reload_conf()")
+        self._wait_for_standby()
+
     def kill_primary(self) -> None:
         """Kill every process of the primary at once, as if its machine were gone."""
         assert self.primary.pid is not None
@@ -119,10 +126,7 @@ class Pair:
 
     def _join(self) -> None:
         self.standby.start()
-        if self.synchronous:
-            self.on_primary("alter system set synchronous_standby_names = 'b'")
-            self.on_primary("select pg_reload_conf()")
-        self._wait_for_standby()
+        self.wait_for_commits(self.synchronous)
 
     def _wait_for_standby(self) -> None:
         wanted = [("streaming", "sync" if self.synchronous else "async")]

@@ -145,12 +145,8 @@ class PostgresDriver(Driver):
             with self._pool.connection() as conn:
                 self._check_schema(conn)
                 number = migrate.version(read_meta(conn, self.schema))
-                version, commit, fsync = only(
-                    conn.execute(
-                        "select current_setting('server_version'), current_setting('synchronous_commit'), "
-                        "current_setting('fsync')"
-                    )
-                )
+                (version,) = only(conn.execute("select current_setting('server_version')"))
+                durability = health.durability(conn)
         except psycopg.Error as error:
             raise self._failed(error, "about", sent=False) from error
         return About(
@@ -158,7 +154,7 @@ class PostgresDriver(Driver):
             where=self.where.removeprefix("PostgreSQL "),
             engine=f"PostgreSQL {version.split()[0]}",
             schema=f"{self.schema} {number}",
-            durability="fsync off" if fsync == "off" else "synchronous_commit off" if commit == "off" else "full",
+            durability=durability,
         )
 
     def examine(self, *, deep: bool = False) -> list[Finding]:
