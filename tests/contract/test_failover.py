@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,12 +22,14 @@ from duly.store.op import Op, Rows
 from duly.store.postgres import driver as postgres_driver
 from duly.store.postgres.connection import connect
 from duly.store.postgres.driver import PostgresDriver
+from duly.store.postgres.listen import PARK
 from duly.store.postgres.schema import bring_up_to_date, look
+from duly.store.postgres.translate import describe
 from tests.contract.stores import PostgresStore, new_id
 from tests.contract.test_lost_answers import SCENARIOS
 from tests.databases import SETTINGS, Pool
 from tests.servers.pair import Forwarder, Pair, ask, wait_until
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("failover")]
 
@@ -58,8 +62,8 @@ def store(request: pytest.FixtureRequest, pool: Pool) -> Iterator[PostgresStore]
 class Shaken(PostgresDriver):
     """Loses the answer to the first try, which is committed, and waits for the standby in the repetition."""
 
-    def __init__(self, store: PostgresStore) -> None:
-        super().__init__(store.url + AND_WAIT)
+    def __init__(self, store: PostgresStore, **options: Any) -> None:
+        super().__init__(store.url + AND_WAIT, **options)
         self._pauses = (0.0,)
         self._first: PostgresDriver | None = store.driver  # type: ignore[assignment]
 
@@ -80,8 +84,7 @@ def asked(driver: PostgresDriver, op: Op[Any], store: PostgresStore) -> Iterator
             wait_until(lambda: answer.done() or waits(store) != [], "the operation to wait or to be answered")
             yield answer
         finally:
-            end(store)
-            answer.exception(30)
+            wait_until(lambda: end(store) and answer.done(), "the end of the operation")
             driver.close()
 
 
@@ -90,8 +93,9 @@ def waits(store: PostgresStore) -> list[tuple[Any, ...]]:
     return ask(store.url, IN_WAIT)
 
 
-def end(store: PostgresStore) -> None:
-    ask(store.url, f"select pg_terminate_backend(pid) from ({IN_WAIT}) as one")
+def end(store: PostgresStore) -> bool:
+    """End the sessions that wait for the standby; return whether there were none."""
+    return not ask(store.url, f"select pg_terminate_backend(pid) from ({IN_WAIT}) as one")
 
 
 @pytest.mark.parametrize("which", SCENARIOS)
@@ -103,6 +107,12 @@ def test_h02_a_repetition_waits_for_the_standby_as_the_first_try_did(store: Post
         with pytest.raises(AnswerLost) as lost:
             answer.result(30)
     assert lost.value.again.repeated  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("which", ["leave", "wake"])
+def test_h02_behind_a_pooler_a_repetition_of_one_statement_waits_too(store: PostgresStore, which: str) -> None:
+    with asked(Shaken(store, prepared=False), SCENARIOS[which].op(store), store) as answer:
+        assert not answer.done()
 
 
 @pytest.mark.parametrize("which", ["lone", "enqueue", "claim"])
@@ -140,6 +150,7 @@ def test_h02_of_all_warnings_only_that_of_a_cancelled_wait_counts(
     with store.driver._pool.connection() as conn:  # type: ignore[attr-defined]
         conn.execute(f"do $$ begin raise warning '{text}'; end $$")
         assert conn.wait_cancelled is cancelled
+    store.driver.execute(lone())  # on the same connection, whose last operation may have been interrupted
 
 
 def lone() -> Op[Any]:
@@ -165,6 +176,17 @@ def cancelled_until_done(store: PostgresStore, answers: list[Future[Any]]) -> in
 
     wait_until(cancel, "the answers")
     return len(seen)
+
+
+def test_h01_an_enqueue_after_a_hint_waits_for_the_standby(store: PostgresStore) -> None:
+    """The hint waits for nothing, and has the same connection."""
+    driver = waiting_driver(store)
+    with psycopg.connect(store.url, autocommit=True) as idle:
+        idle.execute(PARK)
+        with driver._pool.connection() as conn:
+            conn.hint()
+        with asked(driver, lone(), store) as answer:
+            assert not answer.done()
 
 
 @pytest.mark.parametrize("which", ["enqueue", "claim", "finish plain"])
@@ -202,6 +224,7 @@ def test_h03_the_host_that_takes_writes_is_found_wherever_it_stands(pair: Pair) 
     driver = PostgresDriver(url)
     assert driver.run(lone())
     assert driver.about().where == f"127.0.0.1:{a},127.0.0.1:{b}/{pair.database}"
+    assert describe("host=a,b port=1 dbname=x") == "PostgreSQL a:1,b:1/x"
     driver.close()
 
 
@@ -296,6 +319,34 @@ def test_h02_a_repetition_is_acknowledged_when_the_standby_has_it_and_not_before
         assert answer.result(30)
     assert pair.on_standby(count, op.params["id"]) == [(1,)]
     driver.close()
+
+
+def test_h04_wake_ups_continue_after_a_promotion() -> None:
+    with Pair() as pair:
+        bring_up_to_date(pair.url)
+        driver, producer, woken = PostgresDriver(pair.url), PostgresDriver(pair.url), threading.Event()
+        watch = driver.watch(woken.set)
+        watch.arm()
+        pair.kill_primary()
+        pair.promote()
+        assert woken.wait(30)  # there is a connection again, and notifications may have been missed
+        woken.clear()
+        wait_until(watch.rearm, "the watch to be armed")
+        producer.run(lone())
+        assert woken.wait(30)
+        for one in (watch, driver, producer):
+            one.close()  # type: ignore[attr-defined]
+
+
+def test_h04_with_no_host_up_an_enqueue_fails_in_time_and_names_them_all() -> None:
+    """One host does not answer, and the other is down."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{free_port()}"
+        driver = PostgresDriver(f"postgresql://me@{hosts}/x")
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=f"PostgreSQL {hosts}/x cannot be reached"):
+            driver.run(lone())
+        assert time.monotonic() - began < 2 * 2.0 + 1
 
 
 def test_h04_the_standbys_are_named_and_what_a_failover_may_lose(pair: Pair) -> None:

@@ -263,7 +263,8 @@ class PostgresDriver(Driver):
 
     def _run_once(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         repeated = any(op.repeated for op in batch)
-        if len(batch) == 1 and batch[0].sections == LONE and self._read_committed and conn.direct and not repeated:
+        direct = self._read_committed and not repeated
+        if direct and len(batch) == 1 and batch[0].sections == LONE and conn.direct:
             with suppress(errors.InsufficientPrivilege):
                 return self._enqueue_alone(conn, batch[0])
             conn.direct = False  # no right to the lock; if none to the tables, the next statement raises
@@ -272,7 +273,7 @@ class PostgresDriver(Driver):
         rows: list[list[Any]] = [[] for _ in batch]
         # An operation that may wait for a lock runs in a transaction, which limits that time.
         alone = len(work) == 1 and conn.plans_right(work[0].section) and batch[0].name != "finish"
-        if alone and self._read_committed and not repeated:
+        if alone and direct:
             cursors = [conn.execute(work[0].sql, work[0].params, binary=True)]
         else:
             cursors = self._pipelined(conn, work, lock_timeout, repeated=repeated)

@@ -31,9 +31,8 @@ def describe(url: str) -> str:
         raise ConfigError("libpq cannot read this PostgreSQL URL: look at its options") from None
     hosts = str(info.get("host") or info.get("hostaddr") or "localhost").split(",")
     ports = str(info.get("port") or 5432).split(",")
-    if len(ports) == 1:
-        ports *= len(hosts)
-    named = ",".join(f"{host}:{port or 5432}" for host, port in zip(hosts, ports, strict=False))
+    # One port is that of every host.
+    named = ",".join(f"{host}:{port or 5432}" for host, port in zip(hosts, ports * len(hosts), strict=False))
     return f"PostgreSQL {named}/{info.get('dbname') or info.get('user') or ''}"
 
 
