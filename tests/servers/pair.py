@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -21,6 +21,7 @@ from tests.servers.postgres import PostgresServer, ServerFailed, name_of
 # A standby comes back at once, and finds what was written while it was away.
 SETTINGS = {"wal_keep_size": "256MB", "wal_retrieve_retry_interval": "100ms", "autovacuum": "off"}
 PATIENCE_S = 20.0
+RECEIVERS = "select state, sync_state from pg_stat_replication where application_name = 'b'"
 
 
 class Standby(PostgresServer):
@@ -56,27 +57,20 @@ class Pair:
         try:
             self._join()
         except BaseException:
-            self.stop()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self.standby.stop()
         self.primary.stop()
 
     @property
     def url(self) -> str:
-        """The database, on whichever of the two takes writes."""
         ports = sorted((self.primary.port, self.standby.port))
         return f"postgresql://postgres@127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}/{self.database}"
 
     def url_of(self, server: PostgresServer) -> str:
-        """The database on one of them."""
         return server.url_of(self.database)
 
     def on_primary(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
@@ -92,10 +86,15 @@ class Pair:
         self._receive_from("")
         wait_until(lambda: self.on_primary(RECEIVERS) == [], "the standby to be cut off")
 
-    def mend(self) -> None:
-        """Have the standby receive again what it missed."""
-        self._receive_from(self._conninfo)
-        self._wait_for_standby()
+    @contextmanager
+    def standby_away(self) -> Iterator[None]:
+        """Have the standby receive nothing meanwhile."""
+        self.cut()
+        try:
+            yield
+        finally:
+            self._receive_from(self._conninfo)
+            self._wait_for_standby()
 
     def wait_for_commits(self, on_standby: bool) -> None:
         """Have commits of the primary wait for the standby or not, from now on."""
@@ -138,55 +137,40 @@ class Pair:
         self.on_standby("select pg_reload_conf()")
 
 
-RECEIVERS = "select state, sync_state from pg_stat_replication where application_name = 'b'"
-
-
-class Forwarder:
+class Forwarder(socketserver.ThreadingTCPServer):
     """A port on the loopback that leads to a server, as a name or a proxy does, and from some moment to another."""
+
+    daemon_threads = True
 
     def __init__(self, to: PostgresServer) -> None:
         self.to = to  # where new connections are led
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._open: list[socket.socket] = []
-        self._pumps: list[threading.Thread] = []
-        self._thread = threading.Thread(target=self._serve, daemon=True)
+        super().__init__(("127.0.0.1", 0), _Led)
+        self.port = int(self.server_address[1])
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        for end in self._open:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        for pump in self._pumps:
-            pump.join()
-        for end in (self._listener, *self._open):
-            end.close()
+        self.shutdown()
+        self.server_close()
 
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                try:
-                    server = socket.create_connection(("127.0.0.1", self.to.port))
-                except OSError:
-                    client.close()
-                    continue
-                self._open += [client, server]
-                for ends in ((client, server), (server, client)):
-                    self._pumps.append(threading.Thread(target=_pump, args=ends, daemon=True))
-                    self._pumps[-1].start()
+
+class _Led(socketserver.BaseRequestHandler):
+    server: Forwarder
+
+    def handle(self) -> None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.server.to.port)) as there:
+            back = threading.Thread(target=_pump, args=(there, self.request), daemon=True)
+            back.start()
+            _pump(self.request, there)
+            back.join()
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)
-    with suppress(OSError):
         target.shutdown(socket.SHUT_WR)
 
 

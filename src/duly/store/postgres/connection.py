@@ -89,14 +89,14 @@ def connect(open_one: Callable[[str], T], url: str, seconds: float, *, to_read: 
     except psycopg.OperationalError as error:
         if not (to_read and is_read_only(error)):
             raise
-        return open_one(with_timeouts(url, seconds, host="any"))
+        return open_one(with_timeouts(url, seconds, session="any"))
 
 
-def with_timeouts(url: str, seconds: float, *, host: str = "read-write") -> str:
+def with_timeouts(url: str, seconds: float, *, session: str = "read-write") -> str:
     """Add timeouts, and which of several hosts is wanted, to a URL that does not set them."""
     given = conninfo_to_dict(url)
     ours: dict[str, str | int] = {
-        "target_session_attrs": host,
+        "target_session_attrs": session,
         "connect_timeout": max(1, round(seconds)),  # of each host
         "application_name": "duly",
         # A host that disappears is noticed within seconds, not after the system's two hours.
