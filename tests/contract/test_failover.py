@@ -238,7 +238,7 @@ def test_h03_a_standby_can_be_examined_and_read_if_there_is_no_other(pair: Pair)
     driver.close()
     assert look(driver.url) == look(pair.url)
     reader = PostgresDriver(driver.url + "?target_session_attrs=any")
-    assert reader.run(ops.queues()) == []
+    assert reader.run(ops.workers()) == []
     reader.close()
     for url, found in ((pair.url, pair.primary), (driver.url, pair.standby)):
         with connect(psycopg.connect, url, 2.0, to_read=True) as conn:
