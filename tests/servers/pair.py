@@ -128,8 +128,8 @@ class Pair:
         self.wait_for_commits(self.synchronous)
 
     def _wait_for_standby(self) -> None:
-        wanted = [("streaming", "sync" if self.synchronous else "async")]
-        wait_until(lambda: self.on_primary(RECEIVERS) == wanted, "the standby to receive")
+        how = "sync" if self.synchronous else "async"
+        wait_until(lambda: self.on_primary(RECEIVERS) == [("streaming", how)], "the standby to receive")
 
     def _receive_from(self, conninfo: str) -> None:
         quoted = conninfo.replace("'", "''")
