@@ -31,11 +31,8 @@ class PooledConnection(PlannedConnection):
     _hinting = False
     wait_cancelled = False  # a commit was acknowledged that no standby has confirmed
 
-    def watch_commits(self) -> None:
-        """Note commits whose wait for a standby is cancelled: the server acknowledges them with a mere warning."""
-        self.add_notice_handler(self._noticed)
-
-    def _noticed(self, notice: Diagnostic) -> None:
+    def noticed(self, notice: Diagnostic) -> None:
+        """Note a commit whose wait for a standby was cancelled: the server acknowledges it with a mere warning."""
         # The message may be in any language, and its code is that of most warnings. A proxy may drop the function.
         said = notice.message_primary or ""
         if notice.source_function == "SyncRepWaitForLSN" or said.startswith(WAIT_CANCELLED):
@@ -82,7 +79,7 @@ class PooledConnection(PlannedConnection):
         return self._hinting or self.pgconn.transaction_status == TransactionStatus.IDLE
 
 
-def connect(open_one: Callable[[str], T], url: str, seconds: float, *, to_read: bool = False) -> T:
+def connect(open_one: Callable[..., T], url: str, seconds: float, *, to_read: bool = False) -> T:
     """Connect to the host that takes writes; if none does and `to_read`, to one that does not."""
     try:
         return open_one(with_timeouts(url, seconds))

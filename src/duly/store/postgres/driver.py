@@ -362,7 +362,7 @@ class PostgresDriver(Driver):
         conn = connect(self._open, self.url, self._connect_s, to_read=self.to_read)
         # Each statement of a list sees commits before it, whatever the server's default is.
         conn.isolation_level = IsolationLevel.READ_COMMITTED
-        conn.watch_commits()
+        conn.add_notice_handler(conn.noticed)
         try:
             if self._prepared:
                 conn.prepare_hint()

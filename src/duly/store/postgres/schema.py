@@ -23,14 +23,10 @@ def read_meta(conn: Connection[Any], schema: str) -> Mapping[str, str]:
     return dict(conn.execute(trusted(f"select name, value from {table}")).fetchall())  # noqa: S608 (quoted)
 
 
-def _open(url: str) -> Connection[Any]:
-    return psycopg.connect(url)
-
-
 def look(url: str, *, schema: str = "duly") -> Mapping[str, str]:
     """Read the `duly_meta` of a database without changing it."""
     try:
-        with connect(_open, url, CONNECT_SECONDS, to_read=True) as conn:
+        with connect(psycopg.connect, url, CONNECT_SECONDS, to_read=True) as conn:
             return read_meta(conn, schema)
     except psycopg.Error as error:
         raise translate(error, "migrate", describe(url), sent=False) from error

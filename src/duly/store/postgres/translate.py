@@ -90,9 +90,8 @@ def _no_primary(op: str, where: str) -> StoreUnavailable:
 
 def is_down(error: BaseException | None) -> bool:
     """Return whether the server cannot be reached or written to."""
-    if isinstance(error, errors.ReadOnlySqlTransaction):
-        return True
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(error, IN_THE_WAY)
+    away = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction)
+    return isinstance(error, away) and not isinstance(error, IN_THE_WAY)
 
 
 def is_read_only(error: BaseException | None) -> bool:
