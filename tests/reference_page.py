@@ -47,7 +47,7 @@ SETTINGS = {
     "key_ttl": "how long the key of a job that succeeded is kept, with its result",
     "poll": "how often an idle worker polls, whether or not it was woken up",
     "busy_timeout": "SQLite: how long to wait for a locked file",
-    "connect_timeout": "PostgreSQL: how long to wait for a server",
+    "connect_timeout": "PostgreSQL: how long to wait for each host of the URL",
     "grace": "how long running handlers may continue when their worker stops",
 }
 

@@ -18,7 +18,7 @@ from duly.errors import SchemaMismatch
 from duly.model import NewJob, Terms
 from duly.store import health, ops
 from duly.store.driver import Finding
-from duly.store.health import Transaction
+from duly.store.health import Standbys, Transaction
 from duly.store.postgres import health as postgres_health
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.postgres.schema import bring_up_to_date
@@ -164,6 +164,7 @@ def altered(driver: PostgresDriver, *commands: str) -> dict[str, Finding]:
         for command in commands:
             conn.execute(command.replace("DATABASE", f"database {database}"))
     driver.close()
+    driver.to_read = True
     return by_name(driver.examine())
 
 
@@ -186,8 +187,8 @@ def vacuumed(vacuuming: PostgresServer) -> Iterator[PostgresDriver]:
 def test_a_healthy_server_has_no_finding(vacuumed: PostgresDriver) -> None:
     found = altered(vacuumed, "alter DATABASE set synchronous_commit = on")
     assert list(found) == [
-        "server", "durability", "writes", "clock", "schema", "rights", "autovacuum", "dead rows", "transactions",
-        "connections",
+        "server", "durability", "writes", "replication", "clock", "schema", "rights", "autovacuum", "dead rows",
+        "transactions", "connections",
     ]  # fmt: skip
     # The server of the tests has fsync off, for speed.
     assert set(not_well(list(found.values()))) <= {"durability"}
@@ -293,6 +294,10 @@ JUDGED: list[tuple[Callable[[], Finding], str, str]] = [
     (lambda: health.sync(fsync="off", commit="on"), "error", "fsync"),
     (lambda: health.writable(standby=True, read_only=True), "error", "standby"),
     (lambda: health.writable(standby=False, read_only=False), "ok", "takes writes"),
+    (lambda: health.replication(Standbys(True, ["b", "c"], 1)), "ok", "synchronous standby b, c"),
+    (lambda: health.replication(Standbys(True, [], 1)), "error", "every write waits for a standby"),
+    (lambda: health.replication(Standbys(False, [], 2)), "ok", "2 asynchronous standbys: a failover may lose"),
+    (lambda: health.replication(Standbys(False, [], 0)), "ok", "no standby"),
     (lambda: health.clock(999.0), "ok", "999ms apart"),
     (lambda: health.clock(90_000.0), "warning", "1m 30s ahead of"),
     (lambda: health.clock(-2_000.0), "warning", "2s behind"),
@@ -324,7 +329,8 @@ def test_every_judgement_is_tried() -> None:
         if callable(one) and getattr(one, "__module__", "") == health.__name__
     }
     tried = {name for judge, _, _ in JUDGED for name in judge.__code__.co_names}
-    elsewhere = {"access", "libraries", "durability", "file_system", "ok", "size_of", "Transaction"}
+    kinds = {"Transaction", "Standbys"}
+    elsewhere = {"access", "libraries", "durability", "file_system", "ok", "size_of", "failover", *kinds}
     assert judges - elsewhere <= tried
 
 

@@ -18,6 +18,7 @@ from duly import Duly
 from duly.store.postgres.schema import bring_up_to_date
 from tests.proof.checker import Findings, History, judge, read
 from tests.proof.ledger import Ledger, Offered, records
+from tests.servers.pair import children_of
 from tests.servers.postgres import PostgresServer
 
 APP = "tests.proof.tasks:app"
@@ -157,19 +158,6 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt
-
-
-def children_of(pid: int) -> list[int]:
-    """List the processes that a process has started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            _, _, after = path.read_text().rpartition(")")  # a program's name may hold anything
-        except OSError:
-            continue
-        if int(after.split()[1]) == pid:
-            found.append(int(path.parent.name))
-    return found
 
 
 @contextmanager

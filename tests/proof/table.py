@@ -89,7 +89,7 @@ ROWS = (
     "p01_kill_storm", "p02_crash_points", "p03_zombie", "p04_stale_tokens", "p05_poison", "p06_simulation",
     "p07_outage", "p08_terminated", "p09_horizon", "p10_wakeups", "p11_clock", "p12_schedules", "p13_hammer",
     "p14_disk_full", "p15_rolling_stop", "p16_depth", "p17_interleavings", "p18_pgbouncer", "p21_batches",
-    "p22_lanes",
+    "p22_lanes", "p23_failover",
 )  # fmt: skip
 
 

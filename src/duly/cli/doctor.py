@@ -51,6 +51,7 @@ def command(choice: Choice, deep: bool, verbose: bool, as_json: bool) -> None:
     Exit codes: 0 no error (there may be warnings), 1 errors, 2 wrong usage.
     """
     with choice.opened(checked=False) as app:
+        app.driver.to_read = True
         findings = _findings(app, deep)
         settings = _settings(app.settings)
     good = all(finding.level != "error" for finding in findings)

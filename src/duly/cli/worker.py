@@ -207,7 +207,7 @@ def _facts(worker: Worker, about: About, processes: int) -> dict[str, Any]:
         "database": about.where,
         "engine": about.engine,
         "schema": about.schema,
-        "durability": DURABILITY.get(about.durability, about.durability),
+        "durability": _durability(about.durability),
         "queues": ", ".join(_queue(name, limit) for name, limit in worker.queues.items()),
         "tasks": ", ".join(tasks) or "none: define some with @app.task",
         "slots": str(worker.concurrency) + (f" in each of {processes} processes" if processes > 1 else ""),
@@ -216,6 +216,11 @@ def _facts(worker: Worker, about: About, processes: int) -> dict[str, Any]:
     if about.store == "SQLite" and _has_wal_hazard():
         facts["caution"] = "this SQLite has a bug that can damage a file; duly avoids it (more: duly doctor)"
     return facts
+
+
+def _durability(found: str) -> str:
+    disk, _, standbys = found.partition(", ")
+    return DURABILITY.get(disk, disk) + (f"; {standbys}" if standbys else "")
 
 
 def _queue(name: str, limit: int | None) -> str:

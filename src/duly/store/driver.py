@@ -17,7 +17,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused, StoreUnavailable
@@ -136,6 +136,7 @@ class Driver(ABC):
     """Runs operations on one database, sync and async."""
 
     one_writer = False  # whether writes wait for each other and then share a commit
+    to_read = False  # whether a server that takes no writes will do
 
     def __init__(self, *, hook: Hook | None = None, pauses: tuple[float, ...] = PAUSES) -> None:
         self.hook = hook
@@ -270,4 +271,4 @@ def repeated(op: Op[T], lost: AnswerLost) -> Op[T]:
             f"{op.name}: the answer was lost, so the job may or may not have been enqueued. A job with keep=0 and no "
             "key leaves no trace to look for. Give such jobs a key to make this safe"
         ) from lost
-    return op.again or op
+    return replace(op.again or op, repeated=True)

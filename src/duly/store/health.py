@@ -160,6 +160,34 @@ def sync(*, fsync: str, commit: str) -> Finding:
     return ok("durability", f"what was acknowledged survives a crash (synchronous_commit = {commit})")
 
 
+class Standbys(NamedTuple):
+    """The standbys that are connected to a server."""
+
+    awaited: bool  # whether commits wait for one
+    synchronous: Sequence[str]
+    asynchronous: int
+
+
+def failover(standbys: Standbys) -> str:
+    """Describe what a failover may lose."""
+    if standbys.synchronous:
+        return f"synchronous standby {', '.join(standbys.synchronous)}"
+    if standbys.awaited:
+        return "every write waits for a standby, and none is connected"
+    if count := standbys.asynchronous:
+        standby = "1 asynchronous standby" if count == 1 else f"{count} asynchronous standbys"
+        return f"{standby}: a failover may lose the last commits"
+    return "no standby"
+
+
+def replication(standbys: Standbys) -> Finding:
+    """Judge the standbys of a server."""
+    text = failover(standbys)
+    if not standbys.awaited or standbys.synchronous:
+        return ok("replication", text)
+    return Finding("replication", "error", text, "start it, or take it out of synchronous_standby_names")
+
+
 def writable(*, standby: bool, read_only: bool) -> Finding:
     """Judge whether this server takes writes."""
     if standby:

@@ -54,6 +54,7 @@ class Op(Generic[T]):
     - `follow` makes a second operation when the answer leaves a question open.
     - `wakes` means that jobs may be ready afterwards, so idle workers wake up.
     - `alike`: plain enqueues with equal terms here can be sent as one.
+    - `repeated`: an answer to it was lost. The next answer must be as durable, even if nothing is left to write.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Op(Generic[T]):
     bare: Callable[[], Op[T]] | None = None
     follow: Callable[[T], Op[T] | None] | None = field(default=None)
     alike: Terms | None = None
+    repeated: bool = False
 
     @property
     def again(self) -> Op[T] | None:

@@ -15,9 +15,10 @@ from duly.worker.upkeep import rescue
 from tests.proof import breaks, tasks
 from tests.proof.clocks import Clock, followed
 from tests.proof.fires import FIRES, Fired, ask, at_rate, unexplained
-from tests.proof.fleet import Fleet, children_of, fleet, producer
+from tests.proof.fleet import Fleet, fleet, producer
 from tests.proof.ledger import records
 from tests.proof.table import Figure, Row, Setting
+from tests.servers.pair import children_of
 
 LEASE_SECONDS = 2.0
 STUCK_SECONDS = LEASE_SECONDS + 3 * LEASE_SECONDS / 3 + 2

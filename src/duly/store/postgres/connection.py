@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg import RawCursor, generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.errors import Diagnostic
 from psycopg.pq import TransactionStatus
 
 from duly.store.postgres.listen import HINT
 from duly.store.postgres.plans import PlannedConnection
+from duly.store.postgres.translate import is_read_only
+
+T = TypeVar("T")
 
 CONNECT_SECONDS = 2.0
+WAIT_CANCELLED = "canceling wait for synchronous replication"
 LOCK_TIMEOUT: LiteralString = "set local lock_timeout = '5s'"
 
 
@@ -23,6 +29,14 @@ class PooledConnection(PlannedConnection):
 
     _hint = b""
     _hinting = False
+    wait_cancelled = False  # a commit was acknowledged that no standby has confirmed
+
+    def noticed(self, notice: Diagnostic) -> None:
+        """Note a commit whose wait for a standby was cancelled: the server acknowledges it with a mere warning."""
+        # The message may be in any language, and its code is that of most warnings. A proxy may drop the function.
+        said = notice.message_primary or ""
+        if notice.source_function == "SyncRepWaitForLSN" or said.startswith(WAIT_CANCELLED):
+            self.wait_cancelled = True
 
     def hint(self) -> None:
         """Wake idle workers after a commit, without waiting for the answer: the next user reads it."""
@@ -65,11 +79,22 @@ class PooledConnection(PlannedConnection):
         return self._hinting or self.pgconn.transaction_status == TransactionStatus.IDLE
 
 
-def with_timeouts(url: str, seconds: float) -> str:
-    """Add timeouts to a URL that has none of its own."""
+def connect(open_one: Callable[..., T], url: str, seconds: float, *, to_read: bool = False) -> T:
+    """Connect to the host that takes writes; if none does and `to_read`, to one that does not."""
+    try:
+        return open_one(with_timeouts(url, seconds))
+    except psycopg.OperationalError as error:
+        if not (to_read and is_read_only(error)):
+            raise
+        return open_one(with_timeouts(url, seconds, session="any"))
+
+
+def with_timeouts(url: str, seconds: float, *, session: str = "read-write") -> str:
+    """Add timeouts, and which of several hosts is wanted, to a URL that does not set them."""
     given = conninfo_to_dict(url)
     ours: dict[str, str | int] = {
-        "connect_timeout": max(1, round(seconds)),
+        "target_session_attrs": session,
+        "connect_timeout": max(1, round(seconds)),  # of each host
         "application_name": "duly",
         # A host that disappears is noticed within seconds, not after the system's two hours.
         "keepalives_idle": 5,

@@ -28,7 +28,7 @@ from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
 from duly.store.group_commit import Gathering, Outcome, Word, joined, rows_of
 from duly.store.op import Op, Rows
 from duly.store.postgres import health, lone_enqueue
-from duly.store.postgres.connection import CONNECT_SECONDS, LOCK_TIMEOUT, PooledConnection, with_timeouts
+from duly.store.postgres.connection import CONNECT_SECONDS, LOCK_TIMEOUT, PooledConnection, connect, with_timeouts
 from duly.store.postgres.listen import ListenWatch
 from duly.store.postgres.plans import only, trusted
 from duly.store.postgres.pool import Pool
@@ -41,6 +41,8 @@ MOST_CONNECTIONS = 3  # with the one that listens; urgent operations have one mo
 PREPARE_AFTER = 2
 HINT_SECONDS = 0.005
 BEGIN = "begin isolation level read committed"
+# Writes a few bytes. A commit that wrote nothing waits for no standby, and what a repetition finds may be on none yet.
+WAIT_FOR_STANDBY = "select pg_logical_emit_message(true, 'duly', '')"
 # A shared commit must not wait long for a lock: its operations are then run alone.
 SHORT_LOCK_TIMEOUT = "set local lock_timeout = '100ms'"
 # The pauses before a transaction that the server rolled back is repeated, in seconds.
@@ -118,7 +120,7 @@ class PostgresDriver(Driver):
 
     def close(self) -> None:
         """Close every connection. The next operation opens one again."""
-        resting = [watch for watch in self._watches if watch.rest()]
+        resting = self._rest()
         with self._one_start:
             threads, self._threads = self._threads, {}
         for executor in threads.values():
@@ -127,6 +129,9 @@ class PostgresDriver(Driver):
         self._urgent.close()
         for watch in resting:
             watch.tell()
+
+    def _rest(self) -> list[Watch]:
+        return [watch for watch in self._watches if watch.rest()]
 
     def abandon(self) -> None:
         """Drop every connection without closing it, in a forked child: the parent still uses it."""
@@ -140,12 +145,8 @@ class PostgresDriver(Driver):
             with self._pool.connection() as conn:
                 self._check_schema(conn)
                 number = migrate.version(read_meta(conn, self.schema))
-                version, commit, fsync = only(
-                    conn.execute(
-                        "select current_setting('server_version'), current_setting('synchronous_commit'), "
-                        "current_setting('fsync')"
-                    )
-                )
+                (version,) = only(conn.execute("select current_setting('server_version')"))
+                durability = health.durability(conn)
         except psycopg.Error as error:
             raise self._failed(error, "about", sent=False) from error
         return About(
@@ -153,7 +154,7 @@ class PostgresDriver(Driver):
             where=self.where.removeprefix("PostgreSQL "),
             engine=f"PostgreSQL {version.split()[0]}",
             schema=f"{self.schema} {number}",
-            durability="fsync off" if fsync == "off" else "synchronous_commit off" if commit == "off" else "full",
+            durability=durability,
         )
 
     def examine(self, *, deep: bool = False) -> list[Finding]:
@@ -192,7 +193,7 @@ class PostgresDriver(Driver):
         try:
             return self._transact(batch, SHORT_LOCK_TIMEOUT)
         except (DulyError, *ROLLED_BACK) as error:  # after other errors it is unknown what was written
-            if isinstance(error, AnswerLost | StoreUnavailable) and is_down(error.__cause__):
+            if isinstance(error, AnswerLost) or (isinstance(error, StoreUnavailable) and is_down(error.__cause__)):
                 return [own_error(error) for _ in batch]
             if len(batch) == 1 and not isinstance(error.__cause__ or error, (*ROLLED_BACK, errors.LockNotAvailable)):
                 return [error]
@@ -225,10 +226,17 @@ class PostgresDriver(Driver):
             checked = first.once or (len(batch) > 1 and any(op.once for op in batch))
             with (self._urgent if first.urgent else self._pool).connection(checked=checked) as conn:
                 self._check_schema(conn)
-                sent = True
-                if self.hook is not None:
-                    return [self._run_with_hook(conn, op) for op in batch]
-                return self._run(conn, batch, lock_timeout)
+                sent, conn.wait_cancelled = True, False
+                if self.hook is None:
+                    rows = self._run(conn, batch, lock_timeout)
+                else:
+                    rows = [self._run_with_hook(conn, op) for op in batch]
+                if conn.wait_cancelled:
+                    raise AnswerLost(
+                        f"{first.name}: {self.where} has committed it, but its wait for a standby was cancelled: "
+                        "a failover may lose it"
+                    )
+                return rows
         except ROLLED_BACK:
             raise
         except psycopg.Error as error:
@@ -241,6 +249,9 @@ class PostgresDriver(Driver):
     def _failed(self, error: psycopg.Error, op: str, *, sent: bool) -> StoreError:
         if is_down(error):
             self.failures += 1
+        if isinstance(error, errors.ReadOnlySqlTransaction):  # wake-ups come from another server now
+            for watch in self._rest():
+                watch.tell()
         return translate(error, op, self.where, sent=sent)
 
     def _run(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
@@ -251,7 +262,9 @@ class PostgresDriver(Driver):
             return self._run_once(conn, batch, lock_timeout)
 
     def _run_once(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
-        if len(batch) == 1 and batch[0].sections == LONE and self._read_committed and conn.direct:
+        repeated = any(op.repeated for op in batch)
+        direct = self._read_committed and not repeated
+        if direct and len(batch) == 1 and batch[0].sections == LONE and conn.direct:
             with suppress(errors.InsufficientPrivilege):
                 return self._enqueue_alone(conn, batch[0])
             conn.direct = False  # no right to the lock; if none to the tables, the next statement raises
@@ -260,10 +273,10 @@ class PostgresDriver(Driver):
         rows: list[list[Any]] = [[] for _ in batch]
         # An operation that may wait for a lock runs in a transaction, which limits that time.
         alone = len(work) == 1 and conn.plans_right(work[0].section) and batch[0].name != "finish"
-        if alone and self._read_committed:
+        if alone and direct:
             cursors = [conn.execute(work[0].sql, work[0].params, binary=True)]
         else:
-            cursors = self._pipelined(conn, work, lock_timeout)
+            cursors = self._pipelined(conn, work, lock_timeout, repeated=repeated)
         for line, cursor in zip(work, cursors, strict=True):
             rows[line.place] += _fetch(cursor)
         if wakes and self._is_to_hint():
@@ -285,7 +298,9 @@ class PostgresDriver(Driver):
         self._hinted_at = now
         return True
 
-    def _pipelined(self, conn: PooledConnection, work: list[Line], lock_timeout: LiteralString) -> list[Cursor[Any]]:
+    def _pipelined(
+        self, conn: PooledConnection, work: list[Line], lock_timeout: LiteralString, *, repeated: bool
+    ) -> list[Cursor[Any]]:
         cursors: list[Cursor[Any]] = []
         try:
             with conn.pipeline():
@@ -295,6 +310,8 @@ class PostgresDriver(Driver):
                 for line in work:
                     steady = conn.plan(line.section, steady=steady)
                     cursors.append(conn.execute(line.sql, line.params, binary=True))
+                if repeated:
+                    conn.execute(WAIT_FOR_STANDBY)
                 conn.execute("commit")
         except psycopg.Error as error:
             raise first_error(error) from None
@@ -325,6 +342,8 @@ class PostgresDriver(Driver):
                     hook(Point("before", op.name, section, number))
                     rows += _fetch(conn.execute(trusted(text.sql), op.params, binary=True))
                     hook(Point("after", op.name, section, number))
+            if op.repeated:
+                conn.execute(WAIT_FOR_STANDBY)
             hook(Point("before", op.name, "commit", 0))
         hook(Point("after", op.name, "commit", 0))
         if op.wakes:
@@ -334,15 +353,16 @@ class PostgresDriver(Driver):
     def _spell(self, section: str, style: statements.Style = "pyformat") -> tuple[statements.Statement, ...]:
         return statements.spell("postgres", section, style, self.schema)
 
+    def _open(self, url: str) -> PooledConnection:
+        # Behind PgBouncer the next statement may run on another connection, where it is not prepared.
+        threshold = PREPARE_AFTER if self._prepared else None
+        return PooledConnection.connect(url, autocommit=True, prepare_threshold=threshold)
+
     def _connect(self) -> PooledConnection:
-        conn = PooledConnection.connect(
-            with_timeouts(self.url, self._connect_s),
-            autocommit=True,
-            # Behind PgBouncer the next statement may run on another connection, where it is not prepared.
-            prepare_threshold=PREPARE_AFTER if self._prepared else None,
-        )
+        conn = connect(self._open, self.url, self._connect_s, to_read=self.to_read)
         # Each statement of a list sees commits before it, whatever the server's default is.
         conn.isolation_level = IsolationLevel.READ_COMMITTED
+        conn.add_notice_handler(conn.noticed)
         try:
             if self._prepared:
                 conn.prepare_hint()

@@ -38,8 +38,34 @@ def _look_at_server(conn: Connection[Any]) -> list[Finding]:
         health.server(version.split()[0], number),
         health.sync(fsync=fsync, commit=commit),
         health.writable(standby=standby, read_only=read_only),
+        health.replication(standbys(conn)),
         health.clock(_clock_offset_ms(conn)),
     ]
+
+
+def durability(conn: Connection[Any]) -> str:
+    """Describe what an acknowledged write survives."""
+    fsync, commit = only(conn.execute("select current_setting('fsync'), current_setting('synchronous_commit')"))
+    if fsync == "off" or commit == "off":
+        return "fsync off" if fsync == "off" else "synchronous_commit off"
+    return f"full, {health.failover(standbys(conn))}"
+
+
+def standbys(conn: Connection[Any]) -> health.Standbys:
+    """Read which standbys are connected; a role without rights sees little more than the names of some."""
+    (awaited,) = only(
+        conn.execute(
+            "select current_setting('synchronous_standby_names') <> '' "
+            "   and current_setting('synchronous_commit') not in ('off', 'local')"
+        )
+    )
+    receiving = conn.execute(
+        "select application_name, state, sync_state from pg_stat_replication as r where not exists "
+        "(select from pg_replication_slots where active_pid = r.pid and slot_type = 'logical')"
+    ).fetchall()
+    found = [(name, how) for name, state, how in receiving if state in (None, "catchup", "streaming")]
+    names = sorted(name for name, how in found if awaited and how in (None, "sync", "quorum"))
+    return health.Standbys(awaited, names, len(found) - len(names))
 
 
 def _clock_offset_ms(conn: Connection[Any]) -> float:

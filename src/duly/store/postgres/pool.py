@@ -17,6 +17,7 @@ import psycopg
 from psycopg import Connection
 
 from duly.store.postgres.connection import PooledConnection
+from duly.store.postgres.translate import is_read_only
 
 IDLE_SECONDS = 60.0
 LEND_SECONDS = 1.0
@@ -50,9 +51,10 @@ class Pool:
     def give_back(self, conn: PooledConnection, error: BaseException | None) -> None:
         """Return a connection and its place to the pool."""
         try:
-            if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-                self.close()  # a restarted server has closed the others too
-            if conn.reusable and self._taken <= self._size:
+            read_only = is_read_only(error)
+            if read_only or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                self.close()  # a restarted server has closed the others too, and a standby takes no writes on them
+            if conn.reusable and self._taken <= self._size and not read_only:
                 self._idle.append((time.monotonic(), conn))
             else:
                 conn.close()

@@ -10,7 +10,7 @@ from psycopg import Connection, errors
 
 from duly.errors import StoreError, StoreUnavailable
 from duly.store import migrate, statements
-from duly.store.postgres.connection import CONNECT_SECONDS, LOCK_TIMEOUT, with_timeouts
+from duly.store.postgres.connection import CONNECT_SECONDS, LOCK_TIMEOUT, connect, with_timeouts
 from duly.store.postgres.plans import trusted
 from duly.store.postgres.translate import describe, translate
 
@@ -26,7 +26,7 @@ def read_meta(conn: Connection[Any], schema: str) -> Mapping[str, str]:
 def look(url: str, *, schema: str = "duly") -> Mapping[str, str]:
     """Read the `duly_meta` of a database without changing it."""
     try:
-        with psycopg.connect(with_timeouts(url, CONNECT_SECONDS)) as conn:
+        with connect(psycopg.connect, url, CONNECT_SECONDS, to_read=True) as conn:
             return read_meta(conn, schema)
     except psycopg.Error as error:
         raise translate(error, "migrate", describe(url), sent=False) from error

@@ -11,6 +11,7 @@ from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, Sto
 ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected)
 # The server works, but another transaction is in the way.
 IN_THE_WAY = (*ROLLED_BACK, errors.LockNotAvailable, errors.QueryCanceled)
+NO_WRITES = "session is read-only"  # libpq's message for a host that it was not to take
 # The messages of a server for a wrong name, password or host: waiting does not help.
 REFUSALS = (
     "does not exist",
@@ -28,8 +29,11 @@ def describe(url: str) -> str:
         info = conninfo_to_dict(url)
     except psycopg.ProgrammingError:  # whose message may quote a password
         raise ConfigError("libpq cannot read this PostgreSQL URL: look at its options") from None
-    host = info.get("host") or info.get("hostaddr") or "localhost"
-    return f"PostgreSQL {host}:{info.get('port') or 5432}/{info.get('dbname') or info.get('user') or ''}"
+    hosts = str(info.get("host") or info.get("hostaddr") or "localhost").split(",")
+    ports = str(info.get("port") or 5432).split(",")
+    # One port is that of every host.
+    named = ",".join(f"{host}:{port or 5432}" for host, port in zip(hosts, ports * len(hosts), strict=False))
+    return f"PostgreSQL {named}/{info.get('dbname') or info.get('user') or ''}"
 
 
 def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> StoreError:
@@ -56,31 +60,45 @@ def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> Store
             return locked
         case errors.QueryCanceled():
             return StoreUnavailable(f"{op}: {where} cancelled it ({detail}); nothing was written")
-        case errors.ReadOnlySqlTransaction() | errors.DiskFull() | errors.TooManyConnections() | errors.OutOfMemory():
+        case errors.ReadOnlySqlTransaction():
+            return _no_primary(op, where)
+        case errors.DiskFull() | errors.TooManyConnections() | errors.OutOfMemory():
             return StoreUnavailable(f"{op}: {where} cannot write now ({detail}); nothing was written")
         case psycopg.OperationalError() | psycopg.InterfaceError() if sent:
             return AnswerLost(f"{op}: the connection to {where} broke before the answer came ({detail})")
-        case psycopg.OperationalError() if _is_misnamed(detail):
-            return StoreError(f"{op}: {where} refuses the connection ({detail}): look at the URL")
         case psycopg.OperationalError() | psycopg.InterfaceError():
-            return StoreUnavailable(f"{op}: {where} {_unreachable(detail)}")
+            return _not_connected(op, where, detail)
     return StoreError(f"{op}: {where}: {detail}")
 
 
-def _unreachable(detail: str) -> str:
+def _not_connected(op: str, where: str, detail: str) -> StoreError:
+    if NO_WRITES in detail:
+        return _no_primary(op, where)
+    if any(words in detail for words in REFUSALS):
+        return StoreError(f"{op}: {where} refuses the connection ({detail}): look at the URL")
     if "FATAL" in detail:
-        return f"refuses the connection ({detail})"
-    return f"cannot be reached ({detail}): see that it runs, look at the URL"
+        return StoreUnavailable(f"{op}: {where} refuses the connection ({detail})")
+    return StoreUnavailable(f"{op}: {where} cannot be reached ({detail}): see that it runs, look at the URL")
 
 
-def _is_misnamed(detail: str) -> bool:
-    """Return whether the server refuses the name, password or host: waiting does not help."""
-    return any(words in detail for words in REFUSALS)
+def _no_primary(op: str, where: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{op}: connection to a standby: {where} takes no writes; the URL leads to no primary now. "
+        "Nothing was written: promote a standby, or name the primary in the URL"
+    )
 
 
 def is_down(error: BaseException | None) -> bool:
     """Return whether the server cannot be reached or written to."""
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(error, IN_THE_WAY)
+    away = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction)
+    return isinstance(error, away) and not isinstance(error, IN_THE_WAY)
+
+
+def is_read_only(error: BaseException | None) -> bool:
+    """Return whether the server takes no writes: it is a standby, or its sessions are read-only."""
+    if isinstance(error, psycopg.OperationalError):
+        return NO_WRITES in str(error)
+    return isinstance(error, errors.ReadOnlySqlTransaction)
 
 
 def first_error(error: psycopg.Error) -> psycopg.Error:
