@@ -336,7 +336,7 @@ def test_j01_members_of_enums_are_stored_as_their_values(fleet: PostgresStore, d
 
 @pytest.mark.parametrize("how", ["deallocate all", "discard all", "deallocate {name}"])
 def test_j01_a_connection_with_deallocated_statements_stays_usable(
-    fleet: PostgresStore, direct: list[bool], hints: list[object], how: str
+    fleet: PostgresStore, hints: list[object], how: str
 ) -> None:
     """Another program can do so past psycopg, which then executes a statement that the server does not know."""
     enqueue(fleet.driver)
@@ -352,9 +352,18 @@ def test_j01_a_connection_with_deallocated_statements_stays_usable(
         for number in range(3):
             assert payload_of(fleet, enqueue(fleet.driver, str(number))) == str(number)
             assert len(list(sleeper.notifies(timeout=10, stop_after=1))) == 1
-    assert backend(fleet) == pid
-    assert direct == [True, False, False, False, False]
+    assert backend(fleet) != pid  # another connection, which has its settings
+    with fleet.driver._pool.connection() as conn:
+        assert conn.execute("show plan_cache_mode").fetchone() == ("force_generic_plan",)
     assert len(hints) == 3
+
+
+def test_a_lone_enqueue_is_prepared_once_whatever_its_numbers(fleet: PostgresStore) -> None:
+    for terms in ({}, {"delay_ms": 1}, {"delay_ms": 10**6, "lease_ms": 10}, {"delay_ms": 10**12, "keep_ms": 10**11}):
+        enqueue(fleet.driver, **terms)
+    with fleet.driver._pool.connection() as conn:
+        prepared = conn.execute("select count(*) from pg_prepared_statements where statement ~ 'returning pg_try'")
+        assert prepared.fetchall() == [(1,)]
 
 
 def test_j01_every_operation_works_after_its_statements_were_deallocated(postgres_url: str) -> None:

@@ -55,11 +55,10 @@ class PooledConnection(PlannedConnection):
         """The cursor of lone enqueues. Making one for each costs more than the rest of psycopg's part."""
         return RawCursor(self)
 
-    def forget_prepared(self) -> None:
-        """Deallocate all prepared statements, because the server no longer has those that psycopg remembers."""
-        self.rollback()
-        self.execute("deallocate all")
-        self.prepare_hint()
+    def close(self) -> None:
+        """Close the connection, and drop the cursor that refers to it."""
+        self.__dict__.pop("lone", None)
+        super().close()
 
     def finish_hint(self) -> bool:
         """Read the answer to a hint and ignore its errors. False: the server closed the connection."""

@@ -255,13 +255,6 @@ class PostgresDriver(Driver):
         return translate(error, op, self.where, sent=sent)
 
     def _run(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
-        try:
-            return self._run_once(conn, batch, lock_timeout)
-        except errors.InvalidSqlStatementName:  # nothing was written
-            conn.forget_prepared()
-            return self._run_once(conn, batch, lock_timeout)
-
-    def _run_once(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         repeated = any(op.repeated for op in batch)
         direct = self._read_committed and not repeated
         if direct and len(batch) == 1 and batch[0].sections == LONE and conn.direct:

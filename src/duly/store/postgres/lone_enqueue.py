@@ -13,6 +13,8 @@ from duly.store.statements import Statement
 
 def enqueue(conn: PooledConnection, statement: Statement, params: Mapping[str, Any]) -> bool:
     """Commit one job. Return whether no worker is idle: then none has to be woken."""
-    values = [params[name] for name in statement.parameters]
+    # Numbers as texts: psycopg prepares a statement anew for each combination of types, and a number has three.
+    given = map(params.__getitem__, statement.parameters)
+    values = [str(int(value)) if isinstance(value, int) else value for value in given]
     (all_awake,) = only(conn.lone.execute(trusted(f"{statement.sql}\n{ALL_AWAKE}"), values, prepare=True, binary=True))
     return bool(all_awake)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import psycopg
-from psycopg import Connection
+from psycopg import Connection, errors
 
 from duly.store.postgres.connection import PooledConnection
 from duly.store.postgres.translate import is_read_only
@@ -51,10 +51,10 @@ class Pool:
     def give_back(self, conn: PooledConnection, error: BaseException | None) -> None:
         """Return a connection and its place to the pool."""
         try:
-            read_only = is_read_only(error)
-            if read_only or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-                self.close()  # a restarted server has closed the others too, and a standby takes no writes on them
-            if conn.reusable and self._taken <= self._size and not read_only:
+            useless = is_read_only(error) or isinstance(error, errors.InvalidSqlStatementName)
+            if useless or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                self.close()  # the others are to the same server
+            if conn.reusable and self._taken <= self._size and not useless:
                 self._idle.append((time.monotonic(), conn))
             else:
                 conn.close()

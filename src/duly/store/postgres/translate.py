@@ -8,7 +8,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 
-ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected)
+# Nothing was written, and the same operation can succeed. The last: the server has forgotten a prepared statement.
+ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected, errors.InvalidSqlStatementName)
 # The server works, but another transaction is in the way.
 IN_THE_WAY = (*ROLLED_BACK, errors.LockNotAvailable, errors.QueryCanceled)
 NO_WRITES = "session is read-only"  # libpq's message for a host that it was not to take
