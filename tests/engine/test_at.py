@@ -222,17 +222,20 @@ def test_h05_threads_that_come_at_once_get_one_object(app: Duly) -> None:
 
 
 def test_h05_a_database_that_nothing_uses_is_closed_and_one_in_use_is_not_opened_twice(app: Duly) -> None:
-    toil = tasks(app)
+    toil, others = tasks(app), set(threading.enumerate())
+
+    def threads(name: str) -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name.startswith(f"duly-{name}") and one not in others]
+
     with app.at("eu.db").batch("import") as batch:
         toil.using(app=app.at("eu.db")).enqueue(1)  # the batch holds the database, and nothing the app
     assert batch.progress().total == 1
-    assert len([one for one in threading.enumerate() if one.name == "duly-writer"]) == 1
+    assert len(threads("writer")) == 1
     del batch
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name in ("duly-close", "duly-writer", "duly-checkpoint"):
-            thread.join(10)
-    assert [one.name for one in threading.enumerate() if one.name.startswith("duly-")] == []
+    for thread in (*threads("close"), *threads("writer"), *threads("checkpoint")):
+        thread.join(10)
+    assert threads("") == []
     assert not Path("never.db").exists()
 
 
