@@ -109,6 +109,8 @@ def test_h05_a_job_and_what_follows_from_it_stay_in_one_database(family: Family)
     async def follow(ctx: Ctx) -> None:
         await plain.aenqueue()
         await plain.using(app=us, key=ctx.key).aenqueue()  # its lease cannot be checked there
+        await us.tasks["plain"].using(key=f"{ctx.key}:taken").aenqueue()
+        await plain.using(app=app).aenqueue()
         with eu.batch("inner", on_complete=done):
             plain.enqueue_many([plain.call()])
 
@@ -116,7 +118,8 @@ def test_h05_a_job_and_what_follows_from_it_stay_in_one_database(family: Family)
     work(eu)
     assert found(eu, job.id).state is State.SUCCEEDED
     assert sorted(one.task for one in eu.list()) == ["done", "follow", "plain", "plain"]
-    assert [(one.task, one.key) for one in us.list()] == [("plain", job.id)]
+    assert {(one.task, one.key) for one in us.list()} == {("plain", job.id), ("plain", f"{job.id}:taken")}
+    assert [one.task for one in app.list()] == ["plain"]
 
 
 def test_h05_a_lost_lease_is_noticed_in_a_database_that_is_opened_twice(
