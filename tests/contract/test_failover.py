@@ -17,13 +17,14 @@ import pytest
 
 from duly.errors import AnswerLost, StoreUnavailable
 from duly.model import NewJob, Terms
-from duly.store import ops
+from duly.store import health, ops
 from duly.store.op import Op, Rows
 from duly.store.postgres import driver as postgres_driver
+from duly.store.postgres import health as postgres_health
 from duly.store.postgres.connection import connect
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.postgres.listen import PARK
-from duly.store.postgres.schema import bring_up_to_date, look
+from duly.store.postgres.schema import bring_up_to_date, look, migration_statements
 from duly.store.postgres.translate import describe
 from tests.contract.stores import PostgresStore, new_id
 from tests.contract.test_lost_answers import SCENARIOS
@@ -347,6 +348,32 @@ def test_h04_the_standbys_are_named_and_what_a_failover_may_lose(pair: Pair) -> 
     assert [replication(url) for url in urls] == [loses] * 2
     pair.wait_for_commits(True)
     assert replication(pair.url_of(pair.standby)) == ("ok", "no standby")
+
+
+@pytest.mark.parametrize("view", ["pg_stat_replication", "pg_replication_slots"])
+def test_h04_a_worker_starts_though_its_role_may_not_read_the_standbys(pair: Pair, view: str) -> None:
+    unknown = "standbys unknown: this role may not read pg_stat_replication"
+    driver = PostgresDriver(pair.url.replace("postgres@", f"{new_role(pair)}@"))
+    pair.on_primary(f"revoke select on {view} from public")
+    try:
+        found = {one.name: (one.level, one.text) for one in driver.examine()}
+        assert found["replication"] == ("warning", unknown)
+        assert found["rights"][0] == "ok"  # the rest is examined too
+        with driver._pool.connection() as conn:
+            assert health.failover(postgres_health.standbys(conn)) == unknown  # its first line, and it goes on
+            driver.about()
+    finally:
+        driver.close()
+        pair.on_primary(f"grant select on {view} to public")
+
+
+def new_role(pair: Pair) -> str:
+    """Make a role that may use the tables, and nothing more."""
+    name = f"r{new_id().replace('-', '')}"
+    pair.on_primary(f"create role {name} login")
+    for statement in migration_statements("duly", (), grant=name):
+        pair.on_primary(statement)
+    return name
 
 
 def replication(url: str) -> tuple[str, str]:

@@ -168,8 +168,10 @@ class Standbys(NamedTuple):
     asynchronous: int
 
 
-def failover(standbys: Standbys) -> str:
-    """Describe what a failover may lose."""
+def failover(standbys: Standbys | None) -> str:
+    """Describe what a failover may lose; None: the standbys cannot be read."""
+    if standbys is None:
+        return "standbys unknown: this role may not read pg_stat_replication"
     if standbys.synchronous:
         return f"synchronous standby {', '.join(standbys.synchronous)}"
     if standbys.awaited:
@@ -180,9 +182,12 @@ def failover(standbys: Standbys) -> str:
     return "no standby"
 
 
-def replication(standbys: Standbys) -> Finding:
+def replication(standbys: Standbys | None) -> Finding:
     """Judge the standbys of a server."""
     text = failover(standbys)
+    if standbys is None:
+        remedy = "grant select on pg_stat_replication, pg_replication_slots to it"
+        return Finding("replication", "warning", text, remedy)
     if not standbys.awaited or standbys.synchronous:
         return ok("replication", text)
     return Finding("replication", "error", text, "start it, or take it out of synchronous_standby_names")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from psycopg import Connection
+from psycopg import Connection, errors
 
 from duly.store import health, migrate
 from duly.store.driver import Finding
@@ -51,18 +51,21 @@ def durability(conn: Connection[Any]) -> str:
     return f"full, {health.failover(standbys(conn))}"
 
 
-def standbys(conn: Connection[Any]) -> health.Standbys:
-    """Read which standbys are connected; a role without rights sees little more than the names of some."""
+def standbys(conn: Connection[Any]) -> health.Standbys | None:
+    """Read which standbys are connected; a role without rights sees little more than the names of some, or None."""
     (awaited,) = only(
         conn.execute(
             "select current_setting('synchronous_standby_names') <> '' "
             "   and current_setting('synchronous_commit') not in ('off', 'local')"
         )
     )
-    receiving = conn.execute(
-        "select application_name, state, sync_state from pg_stat_replication as r where not exists "
-        "(select from pg_replication_slots where active_pid = r.pid and slot_type = 'logical')"
-    ).fetchall()
+    try:
+        receiving = conn.execute(
+            "select application_name, state, sync_state from pg_stat_replication as r where not exists "
+            "(select from pg_replication_slots where active_pid = r.pid and slot_type = 'logical')"
+        ).fetchall()
+    except errors.InsufficientPrivilege:  # what follows is for people, and decides nothing
+        return None
     found = [(name, how) for name, state, how in receiving if state in (None, "catchup", "streaming")]
     names = sorted(name for name, how in found if awaited and how in (None, "sync", "quorum"))
     return health.Standbys(awaited, names, len(found) - len(names))
