@@ -127,6 +127,19 @@ def test_h02_a_cancelled_wait_is_a_lost_answer(store: PostgresStore, which: str)
     assert tries == 2  # the second is a repetition, which waits too
 
 
+@pytest.mark.parametrize(("which", "prepared"), [("lone", True), ("claim", True), ("lone", False), ("claim", False)])
+def test_h02_a_cancelled_wait_is_a_lost_answer_where_warnings_are_hidden(
+    store: PostgresStore, which: str, prepared: bool
+) -> None:
+    op = lone() if which == "lone" else SCENARIOS[which].op(store)
+    driver = waiting_driver(store, "%20-c%20client_min_messages%3Derror", prepared=prepared)
+    driver._schema_checked = prepared  # as if the setting were changed after the first connection
+    with asked(driver, op, store) as answer:
+        assert cancelled_until_done(store, [answer]) == 2
+        with pytest.raises(AnswerLost, match="was cancelled: a failover may lose it"):
+            answer.result(0)
+
+
 def test_h02_a_cancelled_wait_of_a_shared_commit_is_a_lost_answer_to_each(store: PostgresStore) -> None:
     driver = waiting_driver(store)
     with ThreadPoolExecutor(3) as threads:
@@ -158,8 +171,8 @@ def lone() -> Op[Any]:
     return ops.enqueue(Terms("work"), [NewJob(new_id(), "1")])
 
 
-def waiting_driver(store: PostgresStore) -> PostgresDriver:
-    driver = PostgresDriver(store.url + AND_WAIT, connect_s=30)
+def waiting_driver(store: PostgresStore, more: str = "", **options: Any) -> PostgresDriver:
+    driver = PostgresDriver(store.url + AND_WAIT + more, connect_s=30, **options)
     driver._pauses = (0.0,)
     return driver
 

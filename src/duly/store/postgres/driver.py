@@ -93,7 +93,7 @@ class PostgresDriver(Driver):
         self._gathering = Gathering(self._commit_together, lost=self._lost, start=self._start)
         self._hinted_at = 0.0
         self._schema_checked = False
-        self._read_committed = True
+        self._usual = True  # sessions are read committed and show warnings
 
     def execute(self, op: Op[Any]) -> Rows:
         """Run `op` once: an enqueue in a group commit, anything else alone on a free connection."""
@@ -256,7 +256,7 @@ class PostgresDriver(Driver):
 
     def _run(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         repeated = any(op.repeated for op in batch)
-        direct = self._read_committed and not repeated
+        direct = self._usual and not repeated
         if direct and len(batch) == 1 and batch[0].sections == LONE and conn.direct:
             with suppress(errors.InsufficientPrivilege):
                 return self._enqueue_alone(conn, batch[0])
@@ -299,6 +299,8 @@ class PostgresDriver(Driver):
             with conn.pipeline():
                 conn.execute(BEGIN)
                 conn.execute(lock_timeout)
+                if not self._usual:
+                    conn.execute("set local client_min_messages = warning")
                 steady = True
                 for line in work:
                     steady = conn.plan(line.section, steady=steady)
@@ -366,14 +368,18 @@ class PostgresDriver(Driver):
         return conn
 
     def _check_schema(self, conn: Connection[Any]) -> None:
-        """Check once whether the tables exist, and read how the server isolates a single statement."""
+        """Check once whether the tables exist, and read how a single statement is isolated and what it shows."""
         if not self._schema_checked:
             remedy = "duly migrate --url URL" + ("" if self.schema == "duly" else f" --schema {self.schema}")
             migrate.check(
                 "postgres", read_meta(conn, self.schema), f"{self.where}, schema {self.schema}", remedy=remedy
             )
-            isolation = conn.execute("select current_setting('default_transaction_isolation')").fetchone()
-            self._read_committed = isolation == ("read committed",)
+            isolation, shown = only(
+                conn.execute(
+                    "select current_setting('default_transaction_isolation'), current_setting('client_min_messages')"
+                )
+            )
+            self._usual = isolation == "read committed" and shown != "error"
             self._schema_checked = True
 
 
