@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from duly.errors import AnswerLost, StoreUnavailable
+from duly.errors import AnswerLost, StoreError, StoreUnavailable
 from duly.model import NewJob, Terms
 from duly.store import health, ops
 from duly.store.op import Op, Rows
@@ -248,14 +248,47 @@ def test_h03_a_standby_can_be_examined_and_read_if_there_is_no_other(pair: Pair)
             assert conn.info.port == found.port
 
 
+def test_h03_a_primary_that_refuses_the_role_is_named_and_no_promotion_advised(pair: Pair) -> None:
+    role = new_role(pair)
+    rules = pair.primary._home / "data" / "pg_hba.conf"
+    before = rules.read_text()
+    try:
+        rules.write_text(f"host all {role} all reject\n{before}")
+        pair.on_primary("select pg_reload_conf()")
+        wait_until(lambda: "rejects" in unavailable(pair.url_of(pair.primary).replace("postgres@", f"{role}@")), "it")
+        said = unavailable(pair.url.replace("postgres@", f"{role}@"))
+    finally:
+        rules.write_text(before)
+        pair.on_primary("select pg_reload_conf()")
+    assert f"refuses the connection (host '127.0.0.1', port: '{pair.primary.port}'" in said
+    assert "pg_hba.conf rejects" in said
+    assert "promote" not in said
+    assert "read-only" not in said  # a reader, such as the command line, may show the last host only
+
+
+def test_h03_no_promotion_is_advised_while_a_host_is_merely_unreachable(pair: Pair) -> None:
+    standby, gone = f"127.0.0.1:{pair.standby.port}", f"127.0.0.1:{free_port()}"
+    for hosts in (f"{gone},{standby}", f"{standby},{gone}", f"{standby},host.invalid"):
+        said = unavailable(f"postgresql://postgres@{hosts}/{pair.database}")
+        assert "has no primary that can be reached (" in said
+        assert "promote" not in said
+    said = unavailable(f"postgresql://postgres@{standby},{standby}/{pair.database}")
+    assert "session is read-only): the URL leads to no primary now" in said
+
+
+def unavailable(url: str) -> str:
+    driver = PostgresDriver(url)
+    with pytest.raises(StoreError) as told:
+        driver.run(lone())
+    return str(told.value)
+
+
 @pytest.mark.parametrize("more", ["", "?target_session_attrs=any"])
 def test_h03_no_connection_stays_on_a_standby_once_the_url_leads_to_the_primary(pair: Pair, more: str) -> None:
     """With `any`, a write is refused, as by a server that stops taking writes later."""
     with Forwarder(pair.standby) as forwarder:
         driver = PostgresDriver(f"postgresql://postgres@127.0.0.1:{forwarder.port}/{pair.database}{more}")
-        with pytest.raises(
-            StoreUnavailable, match=f"connection to a standby: .*:{forwarder.port}/.* takes no writes; "
-        ):
+        with pytest.raises(StoreUnavailable, match=f"connection to a standby: .*:{forwarder.port}/.* takes no writes "):
             driver.run(lone())
         assert driver.failures == 1
         forwarder.to = pair.primary

@@ -19,6 +19,7 @@ REFUSALS = (
     "authentication failed",
     "no password supplied",
     "no pg_hba.conf entry",
+    "pg_hba.conf rejects",
     "not permitted to log in",
     "does not support SSL",
 )
@@ -62,7 +63,7 @@ def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> Store
         case errors.QueryCanceled():
             return StoreUnavailable(f"{op}: {where} cancelled it ({detail}); nothing was written")
         case errors.ReadOnlySqlTransaction():
-            return _no_primary(op, where)
+            return _no_primary(op, where, detail)
         case errors.DiskFull() | errors.TooManyConnections() | errors.OutOfMemory():
             return StoreUnavailable(f"{op}: {where} cannot write now ({detail}); nothing was written")
         case psycopg.OperationalError() | psycopg.InterfaceError() if sent:
@@ -73,18 +74,26 @@ def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> Store
 
 
 def _not_connected(op: str, where: str, detail: str) -> StoreError:
-    if NO_WRITES in detail:
-        return _no_primary(op, where)
+    standby = NO_WRITES in detail
+    if standby:
+        hosts = detail.split(" - host: ")[1:] or [detail]  # psycopg lists them after the last error
+        others = [f"host {host}" for host in hosts if NO_WRITES not in host]
+        if not others and len(hosts) > where.count(","):
+            return _no_primary(op, where, detail)
+        # Any of them may be a living primary, so promote nothing.
+        detail = "; ".join(others) or detail
     if any(words in detail for words in REFUSALS):
-        return StoreError(f"{op}: {where} refuses the connection ({detail}): look at the URL")
+        kind = StoreUnavailable if standby else StoreError  # a standby may be promoted
+        return kind(f"{op}: {where} refuses the connection ({detail}): look at the URL")
     if "FATAL" in detail:
         return StoreUnavailable(f"{op}: {where} refuses the connection ({detail})")
-    return StoreUnavailable(f"{op}: {where} cannot be reached ({detail}): see that it runs, look at the URL")
+    what = "has no primary that can be reached" if standby else "cannot be reached"
+    return StoreUnavailable(f"{op}: {where} {what} ({detail}): see that it runs, look at the URL")
 
 
-def _no_primary(op: str, where: str) -> StoreUnavailable:
+def _no_primary(op: str, where: str, detail: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{op}: connection to a standby: {where} takes no writes; the URL leads to no primary now. "
+        f"{op}: connection to a standby: {where} takes no writes ({detail}): the URL leads to no primary now. "
         "Nothing was written: promote a standby, or name the primary in the URL"
     )
 
