@@ -63,8 +63,8 @@ def store(request: pytest.FixtureRequest, pool: Pool) -> Iterator[PostgresStore]
 class Shaken(PostgresDriver):
     """Loses the answer to the first try, which is committed, and waits for the standby in the repetition."""
 
-    def __init__(self, store: PostgresStore, **options: Any) -> None:
-        super().__init__(store.url + AND_WAIT, connect_s=30, **options)
+    def __init__(self, store: PostgresStore, *, user: str = "postgres", **options: Any) -> None:
+        super().__init__(store.url.replace("postgres@", f"{user}@") + AND_WAIT, connect_s=30, **options)
         self._pauses = (0.0,)
         self._first: PostgresDriver | None = store.driver  # type: ignore[assignment]
 
@@ -249,7 +249,7 @@ def test_h03_a_standby_can_be_examined_and_read_if_there_is_no_other(pair: Pair)
 
 
 def test_h03_a_primary_that_refuses_the_role_is_named_and_no_promotion_advised(pair: Pair) -> None:
-    role = new_role(pair)
+    role = new_role(pair.url_of(pair.primary))
     rules = pair.primary._home / "data" / "pg_hba.conf"
     before = rules.read_text()
     try:
@@ -399,7 +399,7 @@ def test_h04_the_standbys_are_named_and_what_a_failover_may_lose(pair: Pair) -> 
 @pytest.mark.parametrize("view", ["pg_stat_replication", "pg_replication_slots"])
 def test_h04_a_worker_starts_though_its_role_may_not_read_the_standbys(pair: Pair, view: str) -> None:
     unknown = "standbys unknown: this role may not read pg_stat_replication"
-    driver = PostgresDriver(pair.url.replace("postgres@", f"{new_role(pair)}@"))
+    driver = PostgresDriver(pair.url.replace("postgres@", f"{new_role(pair.url_of(pair.primary))}@"))
     pair.on_primary(f"revoke select on {view} from public")
     try:
         found = {one.name: (one.level, one.text) for one in driver.examine()}
@@ -413,12 +413,28 @@ def test_h04_a_worker_starts_though_its_role_may_not_read_the_standbys(pair: Pai
         pair.on_primary(f"grant select on {view} to public")
 
 
-def new_role(pair: Pair) -> str:
+def test_h02_a_role_that_may_not_confirm_a_repetition_is_named_with_the_grant(store: PostgresStore) -> None:
+    function = "pg_logical_emit_message(boolean,text,text)"
+    ask(store.url, f"revoke execute on function {function} from public")
+    driver = Shaken(store, user=(role := new_role(store.url)))
+    try:
+        with pytest.raises(AnswerLost, match=r"broke; the repetition failed: .* pg_logical_emit_message"):
+            driver.run(lone())
+        [rights] = [one for one in driver.examine() if one.name == "rights"]
+        assert rights.remedy == f"run `grant execute on function {function} to {role}` as a superuser"
+        ask(store.url, rights.remedy.split("`")[1])
+        [rights] = [one for one in driver.examine() if one.name == "rights"]
+        assert rights.level == "ok"
+    finally:
+        driver.close()
+        ask(store.url, f"grant execute on function {function} to public")
+
+
+def new_role(url: str) -> str:
     """Make a role that may use the tables, and nothing more."""
     name = f"r{new_id().replace('-', '')}"
-    pair.on_primary(f"create role {name} login")
-    for statement in migration_statements("duly", (), grant=name):
-        pair.on_primary(statement)
+    for statement in (f"create role {name} login", *migration_statements("duly", (), grant=name)):
+        ask(url, statement)
     return name
 
 

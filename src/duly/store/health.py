@@ -207,8 +207,11 @@ def writable(*, standby: bool, read_only: bool) -> Finding:
     return ok("writes", "this server takes writes")
 
 
-def rights(tables: Sequence[str], role: str) -> Finding:
-    """Judge whether a role may work with the tables; `tables` are those it may not."""
+def rights(tables: Sequence[str], role: str, *, function: str | None = None) -> Finding:
+    """Judge whether a role may work with the tables; `tables` and `function` are those it may not use."""
+    if function and not tables:
+        text = f"role {role} may not call {function}: a write whose answer was lost cannot be confirmed"
+        return Finding("rights", "error", text, f"run `grant execute on function {function} to {role}` as a superuser")
     if not tables:
         return ok("rights", f"role {role} may work with all tables")
     return Finding(

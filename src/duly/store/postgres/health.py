@@ -83,7 +83,13 @@ def _clock_offset_ms(conn: Connection[Any]) -> float:
 
 
 def _look_at_tables(conn: Connection[Any], schema: str) -> list[Finding]:
-    (role,) = only(conn.execute("select current_user"))
+    role, function = only(
+        conn.execute(
+            "select current_user, (select min(oid::regprocedure::text) from pg_proc "
+            " where proname = 'pg_logical_emit_message' and pronamespace = 'pg_catalog'::regnamespace "
+            "   and proargtypes[2] = 'text'::regtype and not has_function_privilege(oid, 'execute'))"
+        )
+    )
     tables = conn.execute(
         "select relname, relname = 'duly_meta' or (has_table_privilege(c.oid, 'select') "
         "       and has_table_privilege(c.oid, 'insert') and has_table_privilege(c.oid, 'update') "
@@ -100,7 +106,7 @@ def _look_at_tables(conn: Connection[Any], schema: str) -> list[Finding]:
     ).fetchone()
     (on,) = only(conn.execute("select current_setting('autovacuum') = 'on'"))
     return [
-        health.rights([name for name, allowed, _ in tables if not allowed], role),
+        health.rights([name for name, allowed, _ in tables if not allowed], role, function=function),
         health.vacuum(on=on, off_for=[name for name, _, off in tables if off]),
         health.dead_rows(*(rows or (0, 0))),
     ]
