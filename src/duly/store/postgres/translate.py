@@ -93,8 +93,9 @@ def _not_connected(op: str, where: str, detail: str) -> StoreError:
 
 def _no_primary(op: str, where: str, detail: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{op}: connection to a standby: {where} takes no writes ({detail}): the URL leads to no primary now. "
-        "Nothing was written: promote a standby, or name the primary in the URL"
+        f"{op}: {where} takes no writes ({detail}): the URL leads to no primary now, or default_transaction_read_only "
+        "is on for this role. Nothing was written: name the primary in the URL; if none runs, promote a standby. "
+        "To read only, set target_session_attrs=any in the URL"
     )
 
 
