@@ -340,6 +340,23 @@ def test_h03_a_server_that_stops_taking_writes_is_left_by_its_listener_too(pair:
         driver.close()
 
 
+def test_h03_a_refused_write_does_not_wait_for_a_listener_that_is_connecting(pair: Pair) -> None:
+    """Other callers may wait for its thread, which commits for them."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nowhere = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x"
+        url = pair.url_of(pair.standby) + "?target_session_attrs=any"
+        driver = PostgresDriver(url, connect_s=5, listen_url=nowhere)
+        watch = driver.watch(lambda: None)
+        watch.arm()
+        thread = watch._listener._thread  # type: ignore[attr-defined]
+        with pytest.raises(StoreUnavailable, match="takes no writes"):
+            driver.run(lone())
+        assert thread.is_alive()
+    thread.join(30)
+    for one in (watch, driver):
+        one.close()  # type: ignore[attr-defined]
+
+
 LISTENING = "select pid from pg_stat_activity where query ~ 'pg_advisory_lock' and pid <> pg_backend_pid()"
 
 

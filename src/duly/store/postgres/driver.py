@@ -130,8 +130,8 @@ class PostgresDriver(Driver):
         for watch in resting:
             watch.tell()
 
-    def _rest(self) -> list[Watch]:
-        return [watch for watch in self._watches if watch.rest()]
+    def _rest(self, *, wait: bool = True) -> list[Watch]:
+        return [watch for watch in self._watches if isinstance(watch, ListenWatch) and watch.rest(wait=wait)]
 
     def abandon(self) -> None:
         """Drop every connection without closing it, in a forked child: the parent still uses it."""
@@ -250,7 +250,7 @@ class PostgresDriver(Driver):
         if is_down(error):
             self.failures += 1
         if isinstance(error, errors.ReadOnlySqlTransaction):  # wake-ups come from another server now
-            for watch in self._rest():
+            for watch in self._rest(wait=False):  # other callers may wait for this thread to commit
                 watch.tell()
         return translate(error, op, self.where, sent=sent)
 
