@@ -12,7 +12,9 @@ from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, Sto
 ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected, errors.InvalidSqlStatementName)
 # The server works, but another transaction is in the way.
 IN_THE_WAY = (*ROLLED_BACK, errors.LockNotAvailable, errors.QueryCanceled)
-NO_WRITES = "session is read-only"  # libpq's message for a host that it was not to take
+# libpq's message for a host that it was not to take. It has no code. A libpq with translations gives another text in a
+# process that sets LC_MESSAGES: such a host then counts as one that cannot be reached.
+NO_WRITES = "session is read-only"
 # The messages of a server for a wrong name, password or host: waiting does not help.
 REFUSALS = (
     "does not exist",
