@@ -1,0 +1,148 @@
+"""The gateway of the Worker on Cloudflare's own runtime. It runs duly's statements by name, and no SQL by text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from duly.store import ops
+from duly.store.d1 import catalogue
+from duly.store.driver import Driver
+from duly.store.op import Op
+from duly.store.statements import spell
+from tests.contract.stores import D1Driver, new_id
+from tests.contract.test_d1_runtime import Story
+from tests.servers.d1 import Param, Row
+from tests.servers.workerd import D1Gateway, GatewayError, Workerd, why_not
+
+pytestmark = [
+    pytest.mark.cloudflare,
+    pytest.mark.skipif(why_not() is not None, reason=f"no Cloudflare runtime: {why_not()}"),
+]
+CLOCK = ("clock", 0, None)
+PAUSE = ops.pause("queue", "mail", by="ann", why="closed")
+
+
+class ByName:
+    """Stands before a gateway: sends statements by name, and counts the rows that D1 bills."""
+
+    def __init__(self, gateway: D1Gateway) -> None:
+        self.gateway = gateway
+        self.written = self.read = 0
+        every = catalogue.sections().items()
+        self.names = {sql: (section, number) for section, parts in every for number, sql in enumerate(parts)}
+
+    def batch(self, statements: Sequence[tuple[str, Sequence[Param]]]) -> list[list[Row]]:
+        entries = [[*self.names[sql], *params] for sql, params in statements]
+        answers = self.gateway.post("query", {"batch": entries})
+        self.written += sum(answer["meta"]["rows_written"] for answer in answers)
+        self.read += sum(answer["meta"]["rows_read"] for answer in answers)
+        return [[tuple(row.values()) for row in answer["results"]] for answer in answers]
+
+    def close(self) -> None:
+        self.gateway.close()
+
+
+def entries(op: Op[Any]) -> list[list[Any]]:
+    """Return the entries of an operation in a body."""
+    return [
+        [section, number, *(op.params[name] for name in statement.parameters)]
+        for section in op.sections
+        for number, statement in enumerate(spell("sqlite", section, "numbered"))
+    ]
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Workerd]:
+    with Workerd(ALLOW_SQL="", API_TOKEN_2="the-next") as made:
+        made.gateway().named(*(["migration", number] for number in catalogue.migrations()))
+        yield made
+
+
+@pytest.fixture
+def gateway(runtime: Workerd) -> D1Gateway:
+    return runtime.gateway()
+
+
+@pytest.fixture
+def by_name(gateway: D1Gateway) -> ByName:
+    return ByName(gateway)
+
+
+@pytest.fixture
+def driver(by_name: ByName) -> Driver:
+    return D1Driver(by_name)  # type: ignore[arg-type]
+
+
+def refusal(gateway: D1Gateway, *batch: Any, statements: str | None = None) -> tuple[int, int, str]:
+    """Send a batch and return the status, the code and the message of its refusal."""
+    headers = {} if statements is None else {"duly-statements": statements}
+    body = json.dumps({"batch": batch}).encode()
+    status, answer = gateway.request("POST", gateway.path + "/query", body, headers)
+    assert not answer["success"]
+    return status, answer["errors"][0]["code"], answer["errors"][0]["message"]
+
+
+def is_paused(driver: Driver) -> bool:
+    return "mail" in {pause.name for pause in driver.run(ops.paused())}
+
+
+def test_c06_every_operation_of_a_story_runs_by_name(driver: Driver) -> None:
+    assert len(Story(driver, [new_id() for _ in range(60)]).tell()) > 50
+
+
+@pytest.mark.parametrize("theirs", ["0" * 64, ""])
+def test_c01_a_caller_with_other_statements_is_refused(gateway: D1Gateway, driver: Driver, theirs: str) -> None:
+    status, code, message = refusal(gateway, *entries(PAUSE), statements=theirs)
+    assert (status, code) == (409, 7409)
+    assert catalogue.digest() in message
+    assert theirs in message
+    assert not is_paused(driver)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"sql": "drop table duly_job"},
+        *(["drop table duly_job", 0], ["clock", 1, None], ["clock", -1, None], ["constructor", 0], ["__proto__", 0]),
+        *(["migration", 99], ["migration", 1, None], ["migration", -1]),
+    ],
+    ids=str,
+)
+def test_c01_a_batch_with_another_statement_is_refused(gateway: D1Gateway, driver: Driver, entry: Any) -> None:
+    assert refusal(gateway, *entries(PAUSE), entry)[:2] == (403, 7403)
+    assert not is_paused(driver)
+
+
+@pytest.mark.parametrize("entry", [[], ["clock"], [0, "clock"], ["clock", 0.5], ["clock", "0"], ["clock", 0, [1]]])
+def test_c01_an_entry_of_another_shape_is_refused(gateway: D1Gateway, entry: Any) -> None:
+    assert refusal(gateway, entry)[:2] == (400, 7400)
+
+
+def test_c01_a_batch_after_its_deadline_changes_nothing(gateway: D1Gateway, driver: Driver) -> None:
+    [[(now,)], *_] = gateway.named(("deadline", 0, 9e15), *entries(PAUSE))
+    assert abs(driver.run(ops.clock()) - now) < 60_000
+    assert is_paused(driver)
+    driver.run(ops.resume("queue", "mail", by="ann", why="open"))
+    with pytest.raises(GatewayError, match="malformed JSON"):
+        gateway.named(("deadline", 0, now - 1), *entries(PAUSE))
+    assert not is_paused(driver)
+
+
+def test_c01_a_repeated_migration_changes_nothing(gateway: D1Gateway) -> None:
+    before = gateway.named(("meta", 0))
+    assert dict(before[0])["schema"] == str(max(catalogue.migrations()))
+    for number in catalogue.migrations():
+        with pytest.raises(GatewayError, match="malformed JSON"):
+            gateway.named(*entries(PAUSE), ("migration", number))
+    assert gateway.named(("meta", 0)) == before
+
+
+def test_c01_both_tokens_are_valid_while_they_change(runtime: Workerd) -> None:
+    assert runtime.gateway(token="the-next").named(CLOCK)
+    with pytest.raises(GatewayError) as refused:
+        runtime.gateway(token="the-last").named(CLOCK)
+    assert refused.value.status == 403
