@@ -103,8 +103,9 @@ function statementsOf(entry, request, env) {
     if (env.ALLOW_SQL !== "1") throw new Refusal(403, 7403, "This gateway runs duly's statements only, by name");
     return [{ sql: entry.sql, params: entry.params ?? [] }];
   }
-  const theirs = request.headers.get("duly-statements") ?? "none";
-  if (theirs !== DIGEST) throw new Refusal(409, 7409, `The Worker has the statements ${DIGEST}, the caller ${theirs}`);
+  const theirs = request.headers.get("duly-statements") || "none";
+  const both = `The Worker has the statements ${DIGEST.slice(0, 12)}, the caller ${theirs.slice(0, 12)}`;
+  if (theirs !== DIGEST) throw new Refusal(409, 7409, both);
   const [name, number, ...params] = entry;
   if (name === "migration" && !params.length && Object.hasOwn(MIGRATIONS, number)) {
     return MIGRATIONS[number].map((sql) => ({ sql, params: [] }));
