@@ -173,6 +173,14 @@ def test_unknown_paths_and_databases_are_a_404(runtime: Workerd, gateway: D1Gate
     assert (refused.value.status, refused.value.code) == (404, 7404)
 
 
+def test_own_routes_get_every_request_but_the_gateways() -> None:
+    mine = "fetch: (request, env, ctx) => Response.json({ success: true, mine: [env.DB_ID, typeof ctx.waitUntil] })"
+    with Workerd(index=f'import {{ duly }} from "../duly/index.mjs"; export default duly({{ {mine} }});') as runtime:
+        gateway = runtime.gateway()
+        assert gateway.request("GET", "/orders/d1")[1]["mine"] == ["duly", "function"]
+        assert gateway.query("select 1 as one") == [(1,)]
+
+
 @pytest.mark.parametrize("headers", [{}, {"transfer-encoding": "chunked"}], ids=["told", "untold"])
 def test_a_body_too_large_is_a_413(gateway: D1Gateway, headers: dict[str, str]) -> None:
     body = json.dumps({"sql": "select 1", "params": ["x" * 4_000_000]}).encode()

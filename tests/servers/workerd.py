@@ -55,11 +55,14 @@ class Workerd:
     """Own one runtime from `start` to `stop`; it ends by itself when this process does.
 
     `persist` keeps the databases in a folder over restarts; without it they live in a temporary one. `variables` are
-    the Worker's, beside those it needs; SQL by text is allowed unless they say otherwise.
+    the Worker's, beside those it needs; they allow SQL by text unless ALLOW_SQL is another. `index` is src/index.mjs.
     """
 
-    def __init__(self, *, persist: Path | None = None, database: str = "duly", **variables: str) -> None:
+    def __init__(
+        self, *, persist: Path | None = None, database: str = "duly", index: str = "", **variables: str
+    ) -> None:
         self.database = database
+        self.index = index
         self.token = secrets.token_urlsafe(24)
         self.persist = persist
         self.variables = variables
@@ -86,9 +89,12 @@ class Workerd:
 
     def start(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="duly-workerd-"))
-        written = project.write(self._folder / "project")
+        worker = self._folder / "project"
+        written = project.write(worker)
+        if self.index:
+            (worker / "src" / "index.mjs").write_text(self.index, "utf-8")
         options = {
-            "project": str(self._folder / "project"),
+            "project": str(worker),
             "modules": sorted((name for name in written if name.endswith(".mjs")), reverse=True),  # src/ is the entry
             "bindings": {"API_TOKEN": self.token, "DB_ID": self.database, "ALLOW_SQL": "1", **self.variables},
             "database": self.database,

@@ -107,11 +107,11 @@ function statementsOf(entry, request, env) {
   const both = `The Worker has the statements ${DIGEST.slice(0, 12)}, the caller ${theirs.slice(0, 12)}`;
   if (theirs !== DIGEST) throw new Refusal(409, 7409, both);
   const [name, number, ...params] = entry;
-  if (name === "migration" && !params.length && Object.hasOwn(MIGRATIONS, number)) {
-    return MIGRATIONS[number].map((sql) => ({ sql, params: [] }));
+  if (name === "migration" && MIGRATIONS[number] && !params.length) {
+    return MIGRATIONS[number].map((sql) => ({ sql, params }));
   }
-  const sql = Object.hasOwn(SECTIONS, name) ? SECTIONS[name][number] : undefined;
-  if (sql === undefined) throw new Refusal(403, 7403, `duly has no statement ${name} ${number}`);
+  const sql = SECTIONS[name]?.[number];
+  if (!sql) throw new Refusal(403, 7403, `duly has no statement ${name} ${number}`);
   return [{ sql, params }];
 }
 
