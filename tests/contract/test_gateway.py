@@ -147,6 +147,25 @@ def test_c01_both_tokens_are_valid_while_they_change(runtime: Workerd) -> None:
     assert refused.value.status == 403
 
 
+COUNTING = """
+import { duly } from "../duly/index.mjs";
+const lengths = [], compare = SubtleCrypto.prototype.timingSafeEqual;
+SubtleCrypto.prototype.timingSafeEqual = function (a, b) {
+  lengths.push(a.byteLength, b.byteLength);
+  return compare.call(this, a, b);
+};
+export default duly({ fetch: () => Response.json({ success: true, lengths: lengths.splice(0) }) });
+"""
+
+
+def test_c01_tokens_are_compared_in_constant_time() -> None:
+    with Workerd(index=COUNTING, API_TOKEN_2="the-next") as runtime:
+        for token, status in (("x", 403), (runtime.token[:-1], 403), (runtime.token, 400)):
+            gateway = runtime.gateway(token=token)
+            assert gateway.request("POST", gateway.path + "/query", b"")[0] == status
+            assert gateway.request("GET", "/")[1]["lengths"] == [32] * 4  # both tokens, each by its digest
+
+
 # What a job costs. The table of the page has, for each life, the rows written alone and in turns of 100.
 
 PAGE = ROOT / "docs" / "running" / "cloudflare.md"
