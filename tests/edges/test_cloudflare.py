@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from duly.cli import main
 from duly.cloudflare import project, statements
+from duly.store.d1 import catalogue
 from tests.servers import workerd
 
 ID = "8d1c1f0e-1111-4222-8333-944455556666"
@@ -36,6 +37,10 @@ def duly(*words: object, **environ: str) -> Result:
 def test_c01_the_worker_has_the_statements_of_the_package() -> None:
     same = statements.FILE.read_text("utf-8") == statements.module()
     assert same, "the SQL has changed: run `.venv/bin/python -m duly.cloudflare.statements` and commit statements.mjs"
+
+
+def test_c01_a_migration_fits_into_a_request_of_the_free_plan() -> None:
+    assert max(map(len, catalogue.migrations().values())) <= 49  # of 50, beside a deadline
 
 
 def test_init_writes_a_worker_and_prints_what_to_run(tmp_path: Path) -> None:
