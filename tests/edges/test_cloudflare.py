@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 
 from duly.cli import main
 from duly.cloudflare import project, statements
+from duly.store import ops
 from duly.store.d1 import catalogue
+from duly.store.sqlite.driver import SQLiteDriver
 from tests.servers import workerd
 
 ID = "8d1c1f0e-1111-4222-8333-944455556666"
@@ -63,6 +65,13 @@ def test_init_keeps_the_files_of_the_user_and_updates_its_own(folder: Path) -> N
     assert generated.read_text("utf-8") == now
 
 
+def test_init_refuses_the_folder_of_another_worker(tmp_path: Path) -> None:
+    (tmp_path / "wrangler.toml").write_text('name = "shop"', "utf-8")
+    refused = duly("init", tmp_path)
+    assert (refused.exit_code, "wrangler.toml" in refused.stderr) == (2, True)
+    assert [file.name for file in tmp_path.iterdir()] == ["wrangler.toml"]
+
+
 @pytest.mark.parametrize("command", ["init", "deploy"])
 def test_a_generated_file_that_was_changed_is_kept_without_force(folder: Path, command: str) -> None:
     fake_wrangler(folder, "true")
@@ -111,6 +120,12 @@ def test_deploy_names_what_is_missing(folder: Path, tmp_path: Path) -> None:
     assert (no_database.exit_code, "wrangler d1 create duly" in no_database.stderr) == (2, True)
     assert not (folder / "ran").exists()
     assert duly("deploy", folder, "--dry-run").exit_code == 0
+
+
+def test_check_is_for_d1(tmp_path: Path) -> None:
+    SQLiteDriver(tmp_path / "jobs.db").run(ops.clock())
+    refused = duly("check", "--url", tmp_path / "jobs.db")
+    assert (refused.exit_code, "duly doctor" in refused.stderr) == (2, True)
 
 
 @pytest.mark.slow

@@ -21,6 +21,9 @@ _SEAL = re.compile(r"// sha256 ([0-9a-f]{64})\n\Z")
 
 def write(folder: Path, *, force: bool = False) -> list[str]:
     """Write the files of a Worker and return their names. The user's files are kept if they exist."""
+    for other in ("wrangler.json", "wrangler.toml"):
+        if (folder / other).exists():
+            raise ConfigError(f"{folder / other} is the configuration of another Worker: choose another folder")
     written = {f"duly/{name}": _sealed((HERE / name).read_text("utf-8")) for name in GENERATED}
     for name in written:
         if not force and _is_changed(folder / name):
