@@ -84,6 +84,11 @@ class Workerd:
         return f"http://{self.host}:{self.port}"
 
     @property
+    def d1_url(self) -> str:
+        """The URL of the database, as an app has it."""
+        return f"d1://{self.token}@{self.host}:{self.port}/{self.database}"
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 

@@ -106,6 +106,11 @@ class Database:
             from duly.store.postgres import schema
 
             schema.bring_up_to_date(url.dsn, schema=self.settings.schema)
+        elif url.store == "d1":
+            from duly.store.d1.driver import D1Driver
+
+            assert isinstance(self.driver, D1Driver)
+            self.driver.migrate()
         self.run(ops.clock())
 
     def close(self) -> None:
