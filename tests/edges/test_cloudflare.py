@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,7 +17,9 @@ from duly.cloudflare import project, statements
 from duly.store import ops
 from duly.store.d1 import catalogue
 from duly.store.sqlite.driver import SQLiteDriver
+from tests.edges.programs import complaint, say
 from tests.servers import workerd
+from tests.servers.workerd import Workerd
 
 ID = "8d1c1f0e-1111-4222-8333-944455556666"
 
@@ -128,10 +132,14 @@ def test_check_is_for_d1(tmp_path: Path) -> None:
     assert (refused.exit_code, "duly doctor" in refused.stderr) == (2, True)
 
 
+def needs_runtime(test: Any) -> Any:
+    marks = pytest.mark.cloudflare, pytest.mark.skipif(workerd.why_not() is not None, reason=workerd.why_not() or "")
+    return marks[0](marks[1](test))
+
+
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.cloudflare
-@pytest.mark.skipif(workerd.why_not() is not None, reason=workerd.why_not() or "")
+@needs_runtime
 def test_c06_wrangler_accepts_what_init_writes(folder: Path) -> None:
     quiet = {"HOME": str(folder), "WRANGLER_SEND_METRICS": "false", "CI": "true", "NO_COLOR": "1"}
     fake_wrangler(folder, f'exec "{workerd.FOLDER / "node_modules/.bin/wrangler"}" "$@"')
@@ -141,3 +149,36 @@ def test_c06_wrangler_accepts_what_init_writes(folder: Path) -> None:
     assert "env.DB (duly)" in run.stdout
     assert "env.DB_ID" in run.stdout
     assert "[WARNING]" not in run.stdout + run.stderr
+
+
+TASKS = """
+from duly import Duly
+
+app = Duly()
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+"""
+
+
+@pytest.mark.slow
+@needs_runtime
+def test_c06_the_steps_of_the_page_run_a_job_on_d1(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS, "utf-8")
+    with Workerd(ALLOW_SQL="") as runtime:
+
+        def run(*words: str, token: str = runtime.token) -> subprocess.CompletedProcess[str]:
+            url = f"d1://env:DULY_D1_TOKEN@{runtime.host}:{runtime.port}/duly"
+            return say(tmp_path, *words, DULY_URL=url, DULY_D1_TOKEN=token)
+
+        assert "duly migrate" in complaint(run("cloudflare", "check"), 1)
+        assert "API_TOKEN" in complaint(run("cloudflare", "check", token="another"), 2)
+        assert "applied 0001_first" in run("migrate").stdout
+        assert "up to date" in run("migrate").stdout
+        checked = run("cloudflare", "check")
+        assert (checked.returncode, "round trip" in checked.stdout) == (0, True)
+        job_id = run("enqueue", "tasks:app", "add", "[1, 2]").stdout.strip()
+        assert "ran 1" in run("tick", "tasks:app").stdout
+        job = json.loads(run("jobs", "show", job_id, "--json").stdout)
+        assert (job["state"], job["result"]) == ("succeeded", 3)
