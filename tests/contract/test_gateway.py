@@ -185,8 +185,8 @@ def test_c11_the_page_has_these_lives() -> None:
 @pytest.mark.parametrize(("life", "figures"), COSTS)
 def test_c11_a_job_costs_what_the_page_says(driver: Driver, wire: Counting, life: str, figures: str) -> None:
     driver.run(ops.clock())  # which connects
-    written_alone, written, read_alone, read = map(int, figures.split(" | "))
-    for count, written, read in ((1, written_alone, read_alone), (100, written, read)):
+    documented = [int(figure) for figure in figures.split(" | ")]
+    for count, written, read in ((1, *documented[::2]), (100, *documented[1::2])):
         wire.written = wire.read = 0
         live(driver, life, count)
         assert round(wire.written / count) == written
