@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from duly import Duly
 from duly.cli import main
 from duly.cloudflare import project, statements
+from duly.errors import ConfigError
 from duly.store import ops
 from duly.store.d1 import catalogue
 from duly.store.sqlite.driver import SQLiteDriver
@@ -124,6 +129,24 @@ def test_deploy_names_what_is_missing(folder: Path, tmp_path: Path) -> None:
     assert (no_database.exit_code, "wrangler d1 create duly" in no_database.stderr) == (2, True)
     assert not (folder / "ran").exists()
     assert duly("deploy", folder, "--dry-run").exit_code == 0
+
+
+def test_j02_a_connection_is_refused_by_an_app_on_d1(tmp_path: Path) -> None:
+    """Its jobs would stand in a database that no worker of the app reads."""
+    app = Duly("d1://token@127.0.0.1:9/duly")
+
+    @app.task
+    def work() -> None: ...
+
+    Duly(tmp_path / "jobs.db").migrate()
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as conn:
+        for call in (lambda: work.using(conn=conn).enqueue(), lambda: app.batch("b", conn=conn).__enter__()):
+            with pytest.raises(ConfigError, match="D1 has none"):
+                call()
+        with pytest.raises(ConfigError, match="D1 has none"):
+            asyncio.run(work.using(conn=conn).aenqueue())
+        assert conn.execute("select count(*) from duly_job").fetchone() == (0,)
+    app.close()
 
 
 def test_check_is_for_d1(tmp_path: Path) -> None:
