@@ -334,9 +334,7 @@ class PostgresStore(Store):
 
 def spoiled(op: Op[Any]) -> Op[Any]:
     """Make an enqueue that every database refuses: its task has no name."""
-    again = op.again
-    repeat = again and replace(again, params={**again.params, "task": ""})
-    return replace(op, params={**op.params, "task": ""}, repeat=repeat)
+    return replace(op, params={**op.params, "task": ""})
 
 
 def snooze(job: Claimed, after_ms: int, *, now: int | None = None) -> Op[dict[str, Verdict]]:

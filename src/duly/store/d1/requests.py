@@ -83,7 +83,9 @@ def _joined(ops: Sequence[Op[Any]]) -> Op[Any]:
 def _repeatable(op: Op[Any]) -> Op[Any]:
     """Return an enqueue in the form that can be executed twice, as a proxy may send a request twice."""
     again = op.again
-    return op if again is None or "undo_finished" not in again.sections else again
+    if again is None or "undo_finished" not in again.sections:
+        return op
+    return replace(again, params={**again.params, **op.params})  # a test may have set the time of `op`
 
 
 def _lines(op: Op[Any]) -> list[Line]:
