@@ -110,7 +110,6 @@ def test_h05_a_job_and_what_follows_from_it_stay_in_one_database(family: Family)
         await plain.aenqueue()
         await plain.using(app=us, key=ctx.key).aenqueue()  # its lease cannot be checked there
         await us.tasks["plain"].using(key=f"{ctx.key}:taken").aenqueue()
-        await plain.using(app=app).aenqueue()
         with eu.batch("inner", on_complete=done):
             plain.enqueue_many([plain.call()])
 
@@ -119,6 +118,18 @@ def test_h05_a_job_and_what_follows_from_it_stay_in_one_database(family: Family)
     assert found(eu, job.id).state is State.SUCCEEDED
     assert sorted(one.task for one in eu.list()) == ["done", "follow", "plain", "plain"]
     assert {(one.task, one.key) for one in us.list()} == {("plain", job.id), ("plain", f"{job.id}:taken")}
+
+
+def test_h05_what_follows_goes_home_if_a_handler_names_its_app(app: Duly) -> None:
+    @app.task
+    def plain() -> None: ...
+
+    @app.task
+    def follow() -> None:
+        plain.using(app=app).enqueue()
+
+    follow.using(app=app.at("eu.db")).enqueue()
+    work(app.at("eu.db"))
     assert [one.task for one in app.list()] == ["plain"]
 
 
