@@ -16,7 +16,7 @@ from psycopg import sql
 
 from duly.store import ops
 from duly.store.sqlite.driver import SQLiteDriver
-from tests.contract.stores import D1Driver
+from tests.contract.stores import D1OnFile
 from tests.servers.d1 import D1Mannered
 from tests.servers.pgbouncer import let_go
 from tests.servers.postgres import PostgresServer
@@ -124,7 +124,7 @@ class Files:
         sys.audit("duly.tests.database")
         made = self.folder / kind
         if not made.exists():
-            driver = SQLiteDriver(made) if kind == "sqlite" else D1Driver(D1Mannered(made))
+            driver = SQLiteDriver(made) if kind == "sqlite" else D1OnFile(D1Mannered(made))
             driver.run(ops.clock()) if isinstance(driver, SQLiteDriver) else driver.migrate()
             driver.close()
         shutil.copyfile(made, target)

@@ -1,12 +1,12 @@
-// node run.mjs '{"worker", "token", "database", "persist", "maxBodyBytes"?, "folder"}'
-// Runs the Worker in Cloudflare's runtime, prints one JSON line when it answers, and ends when stdin does,
+// node run.mjs '{"project", "modules", "bindings", "database", "persist", "folder"}'
+// Runs the Worker of a project in Cloudflare's runtime, prints one JSON line when it answers, and ends when stdin does,
 // removing the folder, for the test run may have been killed and cannot.
 import { readFileSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
-import { basename } from "node:path";
+import { join } from "node:path";
 import { Miniflare } from "miniflare";
 
-const { worker, token, database, persist, maxBodyBytes, folder } = JSON.parse(process.argv[2]);
+const { project, modules, bindings, database, persist, folder } = JSON.parse(process.argv[2]);
 
 const runtime = new Miniflare({
   host: "127.0.0.1",
@@ -14,9 +14,9 @@ const runtime = new Miniflare({
   cf: false,
   defaultPersistRoot: persist,
   name: "duly",
-  modules: [{ type: "ESModule", path: basename(worker), contents: readFileSync(worker, "utf8") }],
+  modules: modules.map((path) => ({ type: "ESModule", path, contents: readFileSync(join(project, path), "utf8") })),
   compatibilityDate: "2026-04-01",
-  bindings: { API_TOKEN: token, DB_ID: database, MAX_BODY_BYTES: maxBodyBytes ?? "" },
+  bindings,
   d1Databases: { DB: database },
 });
 

@@ -6,7 +6,6 @@ behind it makes no difference. The D1 store loses the answer of every seventh ca
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import sqlite3
@@ -18,7 +17,6 @@ from typing import Any
 import psycopg
 
 from duly.app.database import Database
-from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreRefused
 from duly.model import (
     BatchRecord,
     Catchup,
@@ -37,16 +35,17 @@ from duly.model import (
 from duly.rules.firing import Due, Firing, Run
 from duly.rules.keys import Ids
 from duly.rules.timing import Mode, Timing
-from duly.store import batches, migrate, ops, schedules
+from duly.store import batches, ops, schedules
 from duly.store.batches import Added, Callbacks
+from duly.store.d1 import catalogue
+from duly.store.d1.driver import D1Driver
+from duly.store.d1.wire import Address, Line, Trouble
 from duly.store.driver import Driver
-from duly.store.op import Finish, Held, Op, Rows
+from duly.store.op import Finish, Held, Op, Row
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.schedules import Definition
 from duly.store.sqlite.driver import SQLiteDriver
-from duly.store.statements import spell
 from tests.servers.d1 import D1Error, D1Lost, D1Mannered
-from tests.servers.workerd import D1Gateway, GatewayError
 
 NOW = 1_800_000_000_000  # a moment far from today's, so that a clock of the wrong machine shows
 new_id = Ids()
@@ -57,45 +56,45 @@ def new_token() -> int:
     return next(_tokens)
 
 
-class D1Driver(Driver):
-    """Runs operations as D1 wants them: numbered parameters, one batch, no transaction of our own."""
+class D1Wire:
+    """Sends batches to the stand-in, which has run a batch when it answers."""
 
-    def __init__(self, database: D1Mannered | D1Gateway) -> None:
-        super().__init__(pauses=(0.0, 0.0, 0.0))
+    def __init__(self, database: D1Mannered) -> None:
         self.database = database
 
-    def execute(self, op: Op[Any]) -> Rows:
+    def send(self, lines: Sequence[Line], seconds: float) -> list[list[Row]]:
         try:
-            answers = self.database.batch(
-                [
-                    (statement.sql, [_number(op.params[name]) for name in statement.parameters])
-                    for section in op.sections
-                    for statement in spell("sqlite", section, "numbered")
-                ]
-            )
+            return self.database.batch([statement for line in lines for statement in _statements(line)])  # type: ignore[return-value]
         except D1Lost as error:
-            raise AnswerLost(str(error)) from error
-        except (D1Error, GatewayError) as error:
-            if "no such table" in str(error):
-                raise SchemaMismatch(str(error)) from error
-            refused = "CONSTRAINT" in str(error) or "TOOBIG" in str(error)
-            kind = StoreRefused if refused else StoreError
-            raise kind(f"{op.name}: {error}") from error
-        return [row for rows in answers for row in rows]
-
-    async def aexecute(self, op: Op[Any]) -> Rows:
-        return await asyncio.to_thread(self.execute, op)
+            raise Trouble(0, 0, str(error)) from error
+        except D1Error as error:
+            raise Trouble(400, error.code, str(error)) from error
 
     def close(self) -> None:
         self.database.close()
 
-    def migrate(self) -> None:
-        for step in migrate.migrations("sqlite"):
-            self.database.batch([(statement, []) for statement in step.statements])
+
+def _statements(line: Line) -> list[tuple[str, Sequence[Any]]]:
+    if line.section == "migration":
+        return [(sql, ()) for sql in catalogue.migrations()[line.number]]
+    return [(catalogue.sections()[line.section][line.number], line.values)]
 
 
-def _number(value: Any) -> Any:
-    return int(value) if isinstance(value, bool) else value
+class D1OnFile(D1Driver):
+    """The driver of D1 on the stand-in. It waits for nothing: no request is executed after its answer."""
+
+    def __init__(self, database: D1Mannered) -> None:
+        super().__init__(
+            Address("stand-in.test", None, True, "duly", "token"), D1Wire(database), pauses=(0.0, 0.0, 0.0)
+        )
+        self.database = database
+        self.before_again: Callable[[], object] | None = None
+
+    def _first_try_runs(self, op: Op[Any]) -> float:
+        if op.repeated and self.before_again is not None:
+            meanwhile, self.before_again = self.before_again, None
+            meanwhile()
+        return 0.0
 
 
 class Store:
@@ -283,10 +282,11 @@ class D1Store(Store):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.database = D1Mannered(path)
-        driver = D1Driver(self.database)
+        driver = D1OnFile(self.database)
         if not self.database.query("select name from sqlite_master where name = 'duly_job'"):
             driver.migrate()
         super().__init__(driver)
+        self.run(ops.clock())
         self.database.calls = 0  # the calls above must not decide which answers are lost
         self.lose(lambda call: call % 7 == 0)
 

@@ -25,7 +25,7 @@ from duly.store.ops import Mark
 from duly.store.sqlite.driver import SQLiteDriver
 from tests.contract.stores import (
     NOW,
-    D1Driver,
+    D1OnFile,
     D1Store,
     PostgresStore,
     SQLiteStore,
@@ -49,7 +49,7 @@ def another(store: Store) -> Store:
     assert isinstance(store, D1Store)
     twin = object.__new__(D1Store)
     twin.path, twin.database = store.path, D1Mannered(store.path, lose=lambda call: call % 7 == 0)
-    twin.driver, twin.now = D1Driver(twin.database), store.now
+    twin.driver, twin.now = D1OnFile(twin.database), store.now
     return twin
 
 

@@ -12,13 +12,15 @@ from msgspec.structs import replace
 
 from duly.errors import StoreError, StoreRefused
 from duly.model import Change, Envelope, Event, Failure, NewJob, Sighting, State, Terms
-from duly.store import ops
+from duly.rules.settings import load
+from duly.store import open_driver, ops
+from duly.store.d1.driver import D1Driver
 from duly.store.driver import Driver
 from duly.store.op import Finish, Held, Op
 from duly.store.ops import Replay
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.sqlite.driver import SQLiteDriver
-from tests.contract.stores import NOW, D1Driver, new_id, spoiled
+from tests.contract.stores import NOW, new_id, spoiled
 from tests.servers.workerd import Workerd, why_not
 
 pytestmark = [
@@ -30,8 +32,16 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Workerd]:
     with Workerd() as made:
-        D1Driver(made.gateway()).migrate()
+        driver = driver_on(made)
+        driver.migrate()
+        driver.close()
         yield made
+
+
+def driver_on(runtime: Workerd) -> D1Driver:
+    driver = open_driver(load({"url": runtime.d1_url}, {}))
+    assert isinstance(driver, D1Driver)
+    return driver
 
 
 class Story:
@@ -159,7 +169,7 @@ def comparable(answer: Any) -> Any:
 
 def test_c06_the_runtime_answers_as_the_other_stores_do(runtime: Workerd, tmp_path: Path, postgres_url: str) -> None:
     ids = [new_id() for _ in range(60)]
-    on_d1 = D1Driver(runtime.gateway())
+    on_d1 = driver_on(runtime)
     told = Story(on_d1, ids).tell()
     on_d1.close()
     assert len(told) > 50
@@ -171,7 +181,7 @@ def test_c06_the_runtime_answers_as_the_other_stores_do(runtime: Workerd, tmp_pa
 
 
 def test_c06_the_runtime_refuses_a_broken_constraint_and_writes_nothing(runtime: Workerd) -> None:
-    driver = D1Driver(runtime.gateway())
+    driver = driver_on(runtime)
     before = driver.run(ops.listing(limit=1000))
     job_id = new_id()
     with pytest.raises(StoreError) as raised:
@@ -182,6 +192,6 @@ def test_c06_the_runtime_refuses_a_broken_constraint_and_writes_nothing(runtime:
 
 
 def test_c06_the_runtimes_clock_is_used_without_a_bound_time(runtime: Workerd) -> None:
-    driver = D1Driver(runtime.gateway())
+    driver = driver_on(runtime)
     assert 1_700_000_000_000 < driver.run(ops.clock()) < NOW * 2
     driver.close()

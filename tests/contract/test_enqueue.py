@@ -19,7 +19,7 @@ from duly.rules.codec import MAX_PAYLOAD
 from duly.store import ops
 from duly.store.driver import Point
 from duly.store.op import Held, Op
-from tests.contract.stores import NOW, D1Store, PostgresStore, SQLiteStore, Store, new_id, snooze, spoiled
+from tests.contract.stores import NOW, D1OnFile, D1Store, PostgresStore, SQLiteStore, Store, new_id, snooze, spoiled
 
 HOUR_MS = 3_600_000
 
@@ -40,19 +40,11 @@ def next_answer_lost(store: Store, op: str, *, meanwhile: Callable[[], None] | N
         return True
 
     if isinstance(store, D1Store):
-        database, number = store.database, store.database.calls + 1
+        number = store.database.calls + 1
         store.lose(lambda call: call == number and due(op))
-        made = database.lost
-
-        def lose() -> Exception:
-            store.lose(None)
-            if meanwhile:
-                meanwhile()
-            return made()
-
-        database.lost = lose
+        assert isinstance(store.driver, D1OnFile)
+        store.driver.before_again = meanwhile
         yield lost
-        database.lost = made
         store.lose(lambda call: call % 7 == 0)
         return
 
@@ -97,7 +89,12 @@ def test_j01_sqlite_commits_are_synced_to_the_disk_before_enqueue_returns(tmp_pa
 def test_j01_a_job_under_an_id_that_another_has_is_refused_and_not_taken_for_added(
     store: Store, key: str | None
 ) -> None:
-    """Ids are made by chance: whoever got the same twice must hear of it. Only what is repeated finds its own."""
+    """Ids are made by chance: whoever got the same twice must hear of it. Only what is repeated finds its own.
+
+    On D1 a request may come twice by itself, so each enqueue is one that finds its own.
+    """
+    if isinstance(store, D1Store):
+        pytest.skip("D1 takes the second for the first")
     job = NewJob(new_id(), '{"n":1}')
     store.run(ops.enqueue(Terms("work"), [job], now=NOW))
     before = store.snapshot()

@@ -46,11 +46,11 @@ def subcommands() -> Iterator[list[str]]:
         yield from ([name, child] for child in getattr(group, "commands", {}))
 
 
-def test_every_command_answers_programs_in_json_but_the_one_for_whoever_writes_code():
+def test_every_command_answers_programs_in_json_but_those_for_whoever_writes_code():
     groups = [name for name in COMMANDS if hasattr(command_of([name]), "commands")]
     words = [[name] for name in COMMANDS if name not in groups] + list(subcommands())
     without = [one for one in words if not any("--json" in param.opts for param in command_of(one).params)]
-    assert without == [["dev"]]
+    assert without == [["dev"], ["cloudflare", "init"], ["cloudflare", "deploy"]]
 
 
 def command_of(words: list[str]) -> click.Command:
@@ -164,7 +164,8 @@ def test_migrate_on_postgresql_plans_applies_grants_and_answers_in_json(tmp_path
         (["--url", "postgresql://nobody@127.0.0.1:1/db"], 1, r"127\.0\.0\.1:1/db cannot be reached.*refused"),
         (["--url", ":memory:"], 2, r"in memory is refused.*give a path"),
         (["--url", "."], 2, r"is a folder: name a file in it"),
-        (["--url", "d1://token@host/db"], 2, r"has no store for 'd1' yet"),
+        (["--url", "d1://127.0.0.1:1/db"], 2, r"no valid token: write d1://TOKEN@host/database"),
+        (["--url", "d1://token@127.0.0.1:1/db"], 1, r"127\.0\.0\.1:1/db cannot be reached"),
         (["--grant", "app"], 2, r"--grant is for PostgreSQL"),
         (["--grnt", "app"], 2, r"No such option.*--grant"),
     ],
@@ -223,9 +224,10 @@ def test_a_settings_file_that_cannot_be_read_is_named(tmp_path):
 
 
 ONCE = (
-    "backup b.db --force", "batches list", "bench --only x", "check", "dead list", "demo --help", "dev --help",
-    "doctor --json", "enqueue tasks.py add", "jobs list", "migrate --json", "prune", "queues list", "restore b.db",
-    "schedules list", "stats", "tick none.py", "top --once --json", f"why {NOBODY}", "worker none.py", "workers",
+    "backup b.db --force", "batches list", "bench --only x", "check", "cloudflare deploy", "dead list", "demo --help",
+    "dev --help", "doctor --json", "enqueue tasks.py add", "jobs list", "migrate --json", "prune", "queues list",
+    "restore b.db", "schedules list", "stats", "tick none.py", "top --once --json", f"why {NOBODY}", "worker none.py",
+    "workers",
 )  # fmt: skip
 
 

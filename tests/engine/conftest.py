@@ -15,7 +15,7 @@ import pytest
 from duly import Duly
 from duly.model import JobRecord
 from duly.store import ops
-from tests.contract.stores import TABLES, D1Driver, new_token
+from tests.contract.stores import TABLES, D1OnFile, new_token
 from tests.databases import fresh
 from tests.servers.d1 import D1Mannered
 
@@ -83,9 +83,9 @@ def apps(where: tuple[str, str]) -> Iterator[Callable[..., Duly]]:
         app.close()
 
 
-def _d1_driver(path: str) -> D1Driver:
+def _d1_driver(path: str) -> D1OnFile:
     database = D1Mannered(path)
-    driver = D1Driver(database)
+    driver = D1OnFile(database)
     if not database.query("select name from sqlite_master where name = 'duly_job'"):
         driver.migrate()
     database.calls = 0  # how many migrations there were must not say which answers are lost

@@ -18,7 +18,7 @@ from duly.store import ops
 from duly.store.op import Held
 from duly.worker.prefetch import MOST_AHEAD, Prefetch
 from duly.worker.upkeep.rescue import Rescue
-from tests.contract.stores import D1Driver
+from tests.contract.stores import D1OnFile
 from tests.servers.d1 import D1Mannered
 
 SECONDS = 20
@@ -31,7 +31,7 @@ PATIENCE_S = LEASE_S / 3 + 0.5
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Duly]:
     made = Duly(request.getfixturevalue("postgres_url") if request.param == "postgres" else tmp_path / "jobs.db")
     if request.param == "d1":
-        driver = D1Driver(D1Mannered(tmp_path / "d1.db"))
+        driver = D1OnFile(D1Mannered(tmp_path / "d1.db"))
         driver.migrate()
         made.database.driver = driver
 

@@ -24,7 +24,7 @@ from duly.worker import runner
 from duly.worker.deadlines import Deadlines
 from duly.worker.threads import Threads, TimeIsUp
 from duly.worker.worker import Worker
-from tests.contract.stores import D1Driver
+from tests.contract.stores import D1OnFile
 from tests.servers.d1 import D1Mannered
 
 SECONDS = 20
@@ -37,7 +37,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Duly]:
     else:
         made = Duly(tmp_path / "jobs.db", lease="2s", grace="5s")
     if request.param == "d1":
-        driver = D1Driver(D1Mannered(tmp_path / "d1.db"))
+        driver = D1OnFile(D1Mannered(tmp_path / "d1.db"))
         driver.migrate()
         driver.database.calls = 0
         driver.database.lose = lambda call: call % 7 == 0

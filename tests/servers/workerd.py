@@ -19,11 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from duly.cloudflare import project
+from duly.store.d1 import catalogue
 from tests.servers.d1 import Param, Row
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "cloudflare"
-WORKER = ROOT / "src" / "duly" / "cloudflare" / "worker.mjs"
 
 OLDEST_NODE = 20
 
@@ -53,16 +54,18 @@ class GatewayError(Exception):
 class Workerd:
     """Own one runtime from `start` to `stop`; it ends by itself when this process does.
 
-    `persist` keeps the databases in a folder over restarts; without it they live in a temporary one.
+    `persist` keeps the databases in a folder over restarts; without it they live in a temporary one. `variables` are
+    the Worker's, beside those it needs; they allow SQL by text unless ALLOW_SQL is another. `index` is src/index.mjs.
     """
 
     def __init__(
-        self, *, persist: Path | None = None, database: str = "duly", max_body_bytes: int | None = None
+        self, *, persist: Path | None = None, database: str = "duly", index: str = "", **variables: str
     ) -> None:
         self.database = database
+        self.index = index
         self.token = secrets.token_urlsafe(24)
         self.persist = persist
-        self.max_body_bytes = max_body_bytes
+        self.variables = variables
         self.host, self.port = "", 0
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
@@ -81,17 +84,26 @@ class Workerd:
         return f"http://{self.host}:{self.port}"
 
     @property
+    def d1_url(self) -> str:
+        """The URL of the database, as an app has it."""
+        return f"d1://{self.token}@{self.host}:{self.port}/{self.database}"
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
     def start(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="duly-workerd-"))
+        worker = self._folder / "project"
+        written = project.write(worker)
+        if self.index:
+            (worker / "src" / "index.mjs").write_text(self.index, "utf-8")
         options = {
-            "worker": str(WORKER),
-            "token": self.token,
+            "project": str(worker),
+            "modules": sorted((name for name in written if name.endswith(".mjs")), reverse=True),  # src/ is the entry
+            "bindings": {"API_TOKEN": self.token, "DB_ID": self.database, "ALLOW_SQL": "1", **self.variables},
             "database": self.database,
             "persist": str(self.persist or self._folder / "state"),
-            "maxBodyBytes": self.max_body_bytes,
             "folder": str(self._folder),
         }
         with (self._folder / "runtime.log").open("wb") as log:
@@ -197,6 +209,11 @@ class D1Gateway:
         body = {"batch": [{"sql": sql, "params": list(params)} for sql, params in statements]}
         return [[tuple(row.values()) for row in answer["results"]] for answer in self.post("query", body)]
 
+    def named(self, *entries: Sequence[Param]) -> list[list[Row]]:
+        """Run statements of duly by section and number: all of them happen, or none."""
+        answers = self.post("query", {"batch": [list(entry) for entry in entries]})
+        return [[tuple(row.values()) for row in answer["results"]] for answer in answers]
+
     def raw(self, sql: str, params: Sequence[Param] = ()) -> tuple[list[str], list[Row]]:
         """Run one statement and get its columns too, also when there are no rows."""
         results = self.post("raw", {"sql": sql, "params": list(params)})[0]["results"]
@@ -216,6 +233,7 @@ class D1Gateway:
         told = {
             "authorization": f"Bearer {self.token}",
             "content-type": "application/json",
+            "duly-statements": catalogue.digest(),
             **(headers or {}),
         }
         with self._lock:

@@ -26,6 +26,7 @@ COMMANDS = {
     "batches": "List, show, watch and cancel batches.",
     "bench": "Measure duly on your database.",
     "check": "Check whether the workers on this machine are alive, for probes.",
+    "cloudflare": "Write, deploy and check the Worker through which duly uses a D1 database.",
     "dead": "List dead letters, run them again, settle them.",
     "demo": "Show jobs that run, fail, retry, die and are rescued, on a database of its own.",
     "dev": "Run the jobs of an app while you write it: reloads when a file changes.",

@@ -56,10 +56,12 @@ def command(choice: Choice, deep: bool, verbose: bool, as_json: bool) -> None:
         settings = _settings(app.settings)
     good = all(finding.level != "error" for finding in findings)
     if as_json:
-        output.answer_json({"good": good, "findings": [_plain(finding) for finding in findings], "settings": settings})
+        output.answer_json(
+            {"good": good, "findings": [plain_finding(finding) for finding in findings], "settings": settings}
+        )
     else:
         for finding in findings:
-            _print(finding)
+            print_finding(finding)
         if verbose:
             click.echo()
             output.table(
@@ -278,11 +280,13 @@ def _settings(settings: Settings) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _plain(finding: Finding) -> dict[str, str | None]:
+def plain_finding(finding: Finding) -> dict[str, str | None]:
+    """Return a finding as JSON has it."""
     return {"name": finding.name, "level": finding.level, "text": finding.text, "remedy": finding.remedy}
 
 
-def _print(finding: Finding) -> None:
+def print_finding(finding: Finding) -> None:
+    """Print a finding, and its remedy below it."""
     level = output.style(f"{finding.level:<7}", fg=COLOURS[finding.level])
     click.echo(f"{level}  {finding.name:<12}  {output.plain(' '.join(finding.text.split()))}")
     if finding.remedy:

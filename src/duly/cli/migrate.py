@@ -30,8 +30,8 @@ from duly.store.statements import Dialect
 def command(choice: Choice, grant: str | None, plan: bool, sql: bool, as_json: bool) -> None:
     """Create or update duly's tables.
 
-    A SQLite file is also migrated whenever it is opened; PostgreSQL only by this command, so that workers need no right
-    to create tables. Running it twice changes nothing.
+    A SQLite file is also migrated whenever it is opened. PostgreSQL and D1 are migrated only by this command, so that
+    workers need no right to create tables. Running it twice changes nothing.
 
     Examples:
       duly migrate --url postgresql://user@host/db
@@ -42,7 +42,7 @@ def command(choice: Choice, grant: str | None, plan: bool, sql: bool, as_json: b
     """
     read = _settings(choice)
     driver = open_driver(read)  # opens nothing yet, and refuses an unknown kind of URL
-    work = _postgres if read.url.store == "postgresql" else _sqlite
+    work = {"postgresql": _postgres, "d1": _d1}.get(read.url.store, _sqlite)
     found = work(driver, read, grant, not (plan or sql))
     if sql:
         click.echo("begin;\n" + "".join(f"{statement};\n" for statement in found.statements) + "commit;")
@@ -87,6 +87,20 @@ def _sqlite(driver: Driver, read: Settings, grant: str | None, apply: bool) -> F
     steps = _lacking("sqlite", meta, read)
     if apply:
         driver.run(ops.clock())
+        driver.close()
+    return Found(migrate.version(meta), steps, [statement for step in steps for statement in step.statements])
+
+
+def _d1(driver: Driver, read: Settings, grant: str | None, apply: bool) -> Found:
+    from duly.store.d1.driver import D1Driver
+
+    assert isinstance(driver, D1Driver)
+    if grant is not None:
+        raise ConfigError(f"--grant is for PostgreSQL; {read.url} has no roles")
+    meta = driver.meta()
+    steps = _lacking("sqlite", meta, read)
+    if apply:
+        driver.migrate()
         driver.close()
     return Found(migrate.version(meta), steps, [statement for step in steps for statement in step.statements])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from duly.errors import ConfigError
 from duly.rules.settings import Settings
 from duly.store.driver import Driver
@@ -29,4 +31,10 @@ def open_driver(settings: Settings) -> Driver:
                 connect_s=settings.connect_timeout_ms / 1000,
                 listen_url=None if settings.listen_url is None else settings.listen_url.dsn,
             )
+        case "d1":
+            from duly.store.d1.driver import D1Driver
+            from duly.store.d1.wire import Wire, read_address
+
+            address = read_address(url.dsn, os.environ)
+            return D1Driver(address, Wire(address))
     raise ConfigError(f"{url}: this version of duly has no store for {url.store!r} yet")

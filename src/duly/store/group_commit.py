@@ -124,7 +124,7 @@ class Gathering:
 
     def _lead(self, op: Op[Any]) -> Outcome:
         with self._lock:
-            others = self._take(1, _size(op))
+            others = self._take(1, size_of(op))
         try:
             return self._serve(op, others)
         finally:
@@ -161,7 +161,7 @@ class Gathering:
             if waiting.future.cancelled():
                 self._waiting.popleft()
                 continue
-            size += _size(waiting.op)
+            size += size_of(waiting.op)
             if count and size > MOST_CHARS:
                 break
             taken.append(self._waiting.popleft())
@@ -202,10 +202,11 @@ def joined(batch: Sequence[Op[Any]]) -> tuple[list[tuple[int, Op[Any]]], list[Op
             others.append((place, op))
         else:
             alike.setdefault((op.alike, op.params["now"]), []).append(op)
-    return others, [_join(ops) for ops in alike.values()]
+    return others, [join(ops) for ops in alike.values()]
 
 
-def _join(ops: Sequence[Op[Any]]) -> Op[Any]:
+def join(ops: Sequence[Op[Any]]) -> Op[Any]:
+    """Join plain enqueues with equal terms into one."""
     if len(ops) == 1:
         return ops[0]
     first, payloads = ops[0], ",".join(filter(None, map(listed, ops)))
@@ -216,12 +217,12 @@ def _join(ops: Sequence[Op[Any]]) -> Op[Any]:
     return replace(first, sections=("enqueue",), params=params, repeat=None)  # each caller repeats its own
 
 
-def _size(op: Op[Any]) -> int:
-    """Return roughly how long the text of an enqueue is."""
+def size_of(op: Op[Any]) -> int:
+    """Return roughly how long the text of an operation is."""
     params = op.params
-    if "payload" in params:
+    if op.alike is not None and "payload" in params:
         return len(params["payload"]) + len(params["envelope"] or "")
-    return len(params["payloads"] if "payloads" in params else params["jobs"])
+    return sum(len(value) for value in params.values() if isinstance(value, str))
 
 
 def rows_of(outcome: Outcome) -> Rows:
