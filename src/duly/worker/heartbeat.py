@@ -117,6 +117,8 @@ class Heartbeat:
             self._failed(error)
         else:
             self._succeeded()
+        finally:  # meanwhile nobody asked the event loop
+            self._answered_at = min(self._answered_at + self._clock() - now, self._clock())
 
     def _extend(self) -> None:
         shared = self._shared

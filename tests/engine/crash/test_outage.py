@@ -1,15 +1,17 @@
-"""PostgreSQL restarted or away under load. Lines J10, J12 and J27."""
+"""PostgreSQL restarted, away, or waiting for a standby. Lines H04, J10, J12, J18, J27 and S10."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from duly.store.postgres.schema import bring_up_to_date
-from tests.engine.crash.workers import Scene, scene_on, times
+from tests.engine.crash.workers import LEASE_MS, Scene, scene_on, times
+from tests.servers.pair import ask
 from tests.servers.postgres import Mode, PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.xdist_group("server-restarts")]
@@ -118,3 +120,38 @@ def test_j18_a_worker_ends_in_time_while_the_database_is_away(server: PostgresSe
     print(f"\nJ18 without a database: exit after {took:.2f} s (grace 0.5 s)")
     assert took < 1.5 + 5.0
     scene.wait(lambda: scene.row(job)[0] == "running", "the row")
+
+
+@contextmanager
+def standby_away(server: PostgresServer) -> Iterator[None]:
+    """Have every commit wait for a standby that is not there."""
+    _wait_for(server, "b")
+    try:
+        yield
+    finally:
+        _wait_for(server, "")
+
+
+def _wait_for(server: PostgresServer, standby: str) -> None:
+    ask(server.url, f"alter system set synchronous_standby_names = '{standby}'")
+    ask(server.url, "select pg_reload_conf()")
+
+
+def hanging(scene: Scene) -> int:
+    """Count the commits that wait for the standby."""
+    waits = "from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()"
+    [[number]] = scene.store.query(f"select count(*) {waits}")
+    return int(number)
+
+
+def test_h04_a_heartbeat_that_waits_for_a_standby_is_no_blocked_event_loop(
+    server: PostgresServer, scene: Scene
+) -> None:
+    worker = scene.start()
+    with standby_away(server):
+        scene.wait(lambda: hanging(scene) > 0, "the heartbeat to wait")
+        time.sleep(3 * LEASE_MS / 1000)
+    [job] = scene.enqueue("quick")
+    scene.wait_for(job, "end")
+    assert worker.poll() is None
+    assert "loop_blocked" not in scene.said()
