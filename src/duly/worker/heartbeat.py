@@ -7,10 +7,12 @@ operations wait for it, so that leases are extended before anything else is sent
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 
 from duly.app.lease import Lease
@@ -25,6 +27,7 @@ log = logging.getLogger("duly.worker")
 
 RETRY_SECONDS = (0.1, 0.3)
 JOIN_SECONDS = 0.5
+SIGN_SECONDS = 1.0
 
 
 @dataclass(eq=False, repr=False)
@@ -58,20 +61,28 @@ class Heartbeat:
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
 
-    def sign(self) -> None:
-        """Write the liveness file before the thread has started."""
-        self._pulse.begin()
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Touch the liveness file every second, on the event loop: the thread may wait long for the database."""
+        self._sign()
+        try:
+            yield
+        finally:
+            self._next_sign.cancel()
+            self._pulse.end()
+
+    def _sign(self) -> None:
+        self._pulse.touch()
+        self._next_sign = asyncio.get_running_loop().call_later(SIGN_SECONDS, self._sign)
 
     def _run(self) -> None:
         wanted = self._shared.beat_wanted
-        self._pulse.begin()
         while not self._stopped.is_set():
             self._ask_loop()
             wanted.wait(self._pause())
             wanted.clear()
             if not self._stopped.is_set():
                 self._beat_whatever_happens()
-        self._pulse.end()
 
     def _beat_whatever_happens(self) -> None:
         """Send a heartbeat. If the thread died of an error, the worker would lose all its jobs unnoticed."""
@@ -86,7 +97,6 @@ class Heartbeat:
             return 0.1
         if self._shared.failing:
             return random.uniform(*RETRY_SECONDS)  # noqa: S311
-        # The liveness file is written at least every second.
         return max(0.0, min(1.0, self._beat_at + self._shared.shortest_ms / 3000 - self._clock()))
 
     def _ask_loop(self) -> None:
@@ -106,7 +116,6 @@ class Heartbeat:
             self._blocked = True
             return
         self._blocked = False
-        self._pulse.touch()
         if not shared.failing and now < self._beat_at + shared.shortest_ms / 3000 - 0.005:
             return
         self._beat_at = now

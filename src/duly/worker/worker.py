@@ -133,6 +133,7 @@ class Worker:
             stopped_by_signals(self.stop, wanted=self._signals),
             tasks_of_handlers_noted(),
             threads_switched_often(self._switch_seconds()),
+            self.heartbeat.shown(),
         ):
             await self._begin()
             turns = asyncio.create_task(self.turns.run(), name="duly-turns")
@@ -197,7 +198,6 @@ class Worker:
                 if not warned:
                     self.app.events.tell("worker.waiting_for_database", logging.WARNING, error=str(error))
                 warned = True
-                self.heartbeat.sign()
                 self.wakeups.begin_turn()
                 await self.wakeups.sleep(random.uniform(0.3, 1.0))  # noqa: S311
         self.wakeups.watch()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from duly.store.postgres.schema import bring_up_to_date
+from duly.worker import liveness
 from tests.engine.crash.workers import LEASE_MS, Scene, scene_on, times
 from tests.servers.pair import ask
 from tests.servers.postgres import Mode, PostgresServer
@@ -25,7 +26,8 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def scene(server: PostgresServer, tmp_path: Path) -> Iterator[Scene]:
+def scene(server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setenv("DULY_RUN_DIR", str(tmp_path / "run"))
     url = server.new_database()
     bring_up_to_date(url)
     with scene_on("postgres", url, tmp_path) as made:
@@ -155,3 +157,16 @@ def test_h04_a_heartbeat_that_waits_for_a_standby_is_no_blocked_event_loop(
     scene.wait_for(job, "end")
     assert worker.poll() is None
     assert "loop_blocked" not in scene.said()
+
+
+def test_j27_a_worker_whose_writes_hang_shows_that_it_lives_also_one_that_starts_meanwhile(
+    server: PostgresServer, scene: Scene
+) -> None:
+    workers = [scene.start()]
+    with standby_away(server):
+        scene.wait(lambda: hanging(scene) > 0, "the heartbeat to wait")
+        workers.append(scene.start(wait=False))
+        scene.wait(lambda: hanging(scene) > 1, "the second worker to wait")
+        time.sleep(3)
+        assert {sign.pid for sign in liveness.signs() if sign.alive(2.5)} == {worker.pid for worker in workers}
+    scene.wait(lambda: len(scene.told("worker.started")) == 2, "the second worker to start")
