@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -28,6 +29,7 @@ log = logging.getLogger("duly.worker")
 RETRY_SECONDS = (0.1, 0.3)
 JOIN_SECONDS = 0.5
 SIGN_SECONDS = 1.0
+LONG_SECONDS = 5.0  # a write that waits longer is logged
 
 
 @dataclass(eq=False, repr=False)
@@ -48,6 +50,8 @@ class Heartbeat:
         self._pulse = Pulse(self._shared.id)
         self._thread: threading.Thread | None = None
         self._blocked = False
+        self._written_at: float | None = None  # when the write was sent that has no answer yet
+        self._told = False
 
     def start(self) -> None:
         """Start the thread."""
@@ -73,7 +77,24 @@ class Heartbeat:
 
     def _sign(self) -> None:
         self._pulse.touch()
+        self._tell_of_long_write()
         self._next_sign = asyncio.get_running_loop().call_later(SIGN_SECONDS, self._sign)
+
+    def _tell_of_long_write(self) -> None:
+        if self._told or self._written_at is None or time.monotonic() - self._written_at < LONG_SECONDS:
+            return
+        self._told = True
+        error = f"a write has waited {LONG_SECONDS:.0f} s: the database does not answer it; see duly doctor"
+        self._shared.app.events.tell("worker.waiting_for_database", logging.WARNING, error=error)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Note a write that shows whether the database answers."""
+        self._written_at = time.monotonic()  # a test may move the clock
+        try:
+            yield
+        finally:
+            self._written_at = None
 
     def _run(self) -> None:
         wanted = self._shared.beat_wanted
@@ -120,8 +141,9 @@ class Heartbeat:
             return
         self._beat_at = now
         try:
-            self._extend()
-            shared.driver.run(shared.registration())
+            with self.writing():
+                self._extend()
+                shared.driver.run(shared.registration())
         except StoreError as error:
             self._failed(error)
         else:
@@ -154,9 +176,9 @@ class Heartbeat:
         self._shared.call_soon(self._shared.online.clear)
 
     def _succeeded(self) -> None:
-        if self._shared.failing:
+        if self._shared.failing or self._told:
             log.info("worker.reconnected")
-        self._shared.failing = False
+        self._shared.failing = self._told = False
         self._shared.call_soon(self._connected)
 
     def _connected(self) -> None:

@@ -189,7 +189,8 @@ class Worker:
         shared, driver, warned = self.shared, self.shared.driver, False
         while not shared.stopping:
             try:
-                await driver.arun(shared.registration())
+                with self.heartbeat.writing():
+                    await driver.arun(shared.registration())
                 await self.lanes.declare()
                 self.limits.learn(await driver.arun(queue_limits()))
                 await self.turns.begin()

@@ -159,14 +159,19 @@ def test_h04_a_heartbeat_that_waits_for_a_standby_is_no_blocked_event_loop(
     assert "loop_blocked" not in scene.said()
 
 
-def test_j27_a_worker_whose_writes_hang_shows_that_it_lives_also_one_that_starts_meanwhile(
+def test_j27_a_worker_whose_writes_hang_tells_so_and_shows_that_it_lives_also_one_that_starts_meanwhile(
     server: PostgresServer, scene: Scene
 ) -> None:
-    workers = [scene.start()]
+    logged = "import logging; logging.basicConfig(level=logging.INFO); from scene_tasks import app"
+    workers = [scene.start(script=logged)]
     with standby_away(server):
         scene.wait(lambda: hanging(scene) > 0, "the heartbeat to wait")
         workers.append(scene.start(wait=False))
-        scene.wait(lambda: hanging(scene) > 1, "the second worker to wait")
-        time.sleep(3)
-        assert {sign.pid for sign in liveness.signs() if sign.alive(2.5)} == {worker.pid for worker in workers}
+        pids = {worker.pid for worker in workers}
+        scene.wait(lambda: {one.pid for one in scene.told("worker.waiting_for_database")} == pids, "both to tell of it")
+        assert {sign.pid for sign in liveness.signs() if sign.alive(2.5)} == pids
+        told = len(scene.told())
+        time.sleep(1.5)
+    assert len(scene.told()) == told, "once is enough"
     scene.wait(lambda: len(scene.told("worker.started")) == 2, "the second worker to start")
+    scene.wait(lambda: "worker.reconnected" in scene.said(), "the first to go on")
