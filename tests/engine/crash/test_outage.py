@@ -11,7 +11,7 @@ import pytest
 
 from duly.store.postgres.schema import bring_up_to_date
 from duly.worker import liveness
-from tests.engine.crash.workers import LEASE_MS, Scene, scene_on, times
+from tests.engine.crash.workers import LEASE_MS, Scene, scene_on, stop, times
 from tests.servers.pair import ask
 from tests.servers.postgres import Mode, PostgresServer
 
@@ -175,3 +175,11 @@ def test_j27_a_worker_whose_writes_hang_tells_so_and_shows_that_it_lives_also_on
     assert len(scene.told()) == told, "once is enough"
     scene.wait(lambda: len(scene.told("worker.started")) == 2, "the second worker to start")
     scene.wait(lambda: "worker.reconnected" in scene.said(), "the first to go on")
+
+
+def test_j18_a_worker_that_waits_to_be_registered_ends_at_once(server: PostgresServer, scene: Scene) -> None:
+    with standby_away(server):
+        worker = scene.start(wait=False)
+        scene.wait(lambda: hanging(scene) > 0, "the worker to wait")
+        assert stop(worker) < 5.0
+        assert worker.returncode == 0
