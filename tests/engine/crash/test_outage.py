@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,3 +185,21 @@ def test_j18_a_worker_that_waits_to_be_registered_ends_at_once(server: PostgresS
         scene.wait(lambda: hanging(scene) > 0, "the worker to wait")
         assert stop(worker) < 5.0
         assert worker.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["bounds", "signal", "in code"])
+def test_s10_a_tick_ends_in_time_while_its_writes_hang(server: PostgresServer, scene: Scene, how: str) -> None:
+    seconds = 60 if how == "signal" else 0.3
+    command = [sys.executable, "-m", "duly", "tick", "scene_tasks:app", "--max-seconds", str(seconds), "--grace", "1s"]
+    if how == "in code":
+        command = [sys.executable, "-c", f"from scene_tasks import app; app.tick(max_seconds={seconds})"]
+    with standby_away(server):
+        tick = scene.popen(command, stderr=subprocess.PIPE)
+        scene.wait(lambda: hanging(scene) > 0, "the tick to wait")
+        if how == "signal":
+            tick.terminate()
+        said = tick.communicate(timeout=10)[1].decode().splitlines()
+        assert tick.returncode == 1
+        assert "the database did not answer the tick in time: jobs in flight stay running until their" in said[-1]
+        assert len(said) == 1 or how == "in code"
+        assert hanging(scene) > 0, "it ended too late to show anything"
