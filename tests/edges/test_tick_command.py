@@ -17,6 +17,8 @@ from tests.edges.stock import DOWN, IS_DOWN
 pytestmark = pytest.mark.process
 
 TASKS = """
+import time
+
 from duly import Duly, SyncCtx
 
 app = Duly({url!r})
@@ -32,6 +34,10 @@ def note(name: str) -> None:
 @app.task(max_attempts=1)
 def fail() -> None:
     raise ValueError("no")
+
+@app.task
+async def block() -> None:
+    time.sleep(600)
 
 @app.every("100ms", catchup="last")
 def often(ctx: SyncCtx) -> None:
@@ -91,6 +97,13 @@ def test_s10_ticks_that_overlap_run_every_job_once(here, url):
     assert [tick.wait() for tick in ticks] == [0, 0, 0]
     counts = Counter(name for name in ran(here) if name.isdigit())
     assert counts == {str(number): 1 for number in range(150)}
+
+
+def test_s10_a_handler_that_blocks_the_event_loop_does_not_keep_a_tick(here):
+    here.say("enqueue", "tasks.py", "block")
+    answer = here.run("tick", "tasks.py", "--max-seconds", "0.5", "--grace", "100ms")
+    assert answer.returncode == 1
+    assert answer.stderr == "duly: the tick did not stop in time: its jobs are rescued when their leases expire\n"
 
 
 @pytest.mark.parametrize(

@@ -600,6 +600,16 @@ def test_check_tells_whether_the_workers_here_are_alive(here):
     assert list((here.path / "run").iterdir()) == []
 
 
+def test_check_finds_an_event_loop_that_hangs(here):
+    tasks = here.app()
+    worker = here.start("worker", "tasks:app")
+    tasks.block.enqueue()
+    here.wait_for_file("blocking")
+    wait_until(lambda: here.say("check", "--within", "2s").returncode == 1, "silence")
+    assert "is silent" in here.say("check", "--within", "2s").stdout
+    worker.process.kill()
+
+
 def test_check_needs_no_flag(here):
     alone, flagged = here.say("check"), here.say("check", "--worker")
     assert (alone.returncode, alone.stdout) == (flagged.returncode, flagged.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ import click
 from duly.app.locate import find_app
 from duly.cli import logs, output
 from duly.cli.options import URL_OF_APP, json_option
+from duly.cli.shutdown import LAST_SECONDS, stuck
 from duly.cli.worker import read_queues, warn_of_mistakes
 from duly.duly import Duly
 from duly.worker.tick import Ticked, Ticker
@@ -61,16 +63,23 @@ def command(
     In a crontab, once a minute:
       * * * * * cd /srv/shop && .venv/bin/duly tick tasks:app
 
-    Exit codes: 0 the pass is done, even if jobs failed; 1 the database is down; 2 wrong usage.
+    Exit codes: 0 the pass is done, even if jobs failed; 1 the database is down or slow; 2 wrong usage.
     """
     logs.configure(log_level, as_json=as_json)
     app = find_app(target, Duly, url=url)
     ticker = Ticker(app, queues=read_queues(queues), **bounds)
     warn_of_mistakes(ticker)
+    hard_end = threading.Timer(
+        bounds["max_seconds"] + ticker.grace_s + LAST_SECONDS, stuck, ("tick", ticker.may_hold_jobs)
+    )
+    hard_end.daemon = True
+    hard_end.start()
     try:
         ticked = asyncio.run(ticker.tick())
     finally:
-        app.close()
+        if not ticker.cut_off:  # else it would wait for the answer
+            app.close()
+        hard_end.cancel()
     output.answer(ticked, summary(ticked), as_json=as_json)
 
 

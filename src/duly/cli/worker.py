@@ -132,7 +132,8 @@ class Serving:
 
     async def _run(self, grace_s: float) -> None:
         loop = asyncio.get_running_loop()
-        self._ending.asks(lambda: loop.call_soon_threadsafe(self.worker.stop), grace_s=grace_s)
+        holds, stop = self.worker.may_hold_jobs, self.worker.stop
+        self._ending.asks(lambda: loop.call_soon_threadsafe(stop), grace_s=grace_s, holds=holds)
         try:
             await self.worker.run()
         except BaseException:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from duly.app.events import Events
 from duly.app.lease import Lease
-from duly.errors import ConfigError
+from duly.errors import ConfigError, StoreUnavailable
 from duly.model import State
 from duly.rules import codec, keys
 from duly.rules.durations import Duration
@@ -90,8 +90,7 @@ class Ticker(Worker):
         super().__init__(app, queues=queues, concurrency=concurrency, grace=grace, drain=True, signals=signals)
 
     async def tick(self) -> Ticked:
-        """Do the pass. Raises at once if the database is not there: the next tick comes soon."""
-        await self.shared.driver.arun(ops.clock())
+        """Do the pass. Raises if the database is not there, or does not answer within the bounds."""
         clock, bounds = self.shared.clock, self._bounds
         began = clock()
         bounds.ends_at = began + bounds.max_seconds
@@ -100,6 +99,11 @@ class Ticker(Worker):
             await self.run()
         finally:
             timer.cancel()
+        if self.cut_off:
+            raise StoreUnavailable(
+                "the database did not answer the tick in time: jobs in flight stay running until their leases end; "
+                "see duly doctor"
+            )
         counts = {name: self.app.events.counts[f"job.{name}"] for name in ("rescued", *ENDS)}
         return Ticked(
             fired=bounds.fired,
@@ -115,6 +119,11 @@ class Ticker(Worker):
             late_s=bounds.late_s,
             seconds=round(clock() - began, 3),
         )
+
+    async def _begin(self) -> None:
+        """Raise at once if the database is not there: the next tick comes soon."""
+        await self.shared.driver.arun(ops.clock())
+        await super()._begin()
 
     def _make_finishing(self) -> Finishing:
         return _Finishing(self.shared, self.held, self.wakeups, self.prefetch, self._bounds)
