@@ -31,6 +31,7 @@ from duly.app.tasks import Tasks
 from duly.errors import ConfigError, JobNotFound, NotReplayable, TransitionRefused
 from duly.model import JobRecord, Limit, Pause, QueueFigure, State, TaskLimits, WorkerRecord
 from duly.rules.durations import Duration
+from duly.rules.messages import brief
 from duly.rules.settings import Settings
 from duly.rules.why import Why
 from duly.store import lanes, ops
@@ -405,7 +406,7 @@ def _listing(filters: JobFilters) -> Op[list[JobRecord]]:
         try:
             read["state"] = State(state)
         except ValueError:
-            raise ConfigError(f"state={state!r} is no state: give one of {', '.join(State)}") from None
+            raise ConfigError(f"state={brief(state)} is no state: give one of {', '.join(State)}") from None
     return ops.listing(**read)
 
 
