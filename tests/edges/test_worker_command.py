@@ -162,6 +162,7 @@ def test_a_job_that_is_not_there_is_exit_code_3_and_looking_makes_no_database(he
         ([":app"], 2, r"names no module: write module:app"),
         (["/elsewhere/tasks.py"], 2, r"is not below this folder"),
         (["tasks", "--url", "mysql://host/db"], 2, r"'mysql:' is not a database URL"),
+        (["tasks", "--url", ""], 2, r"the database URL is empty: give a path"),
         (["tasks", "--url", "missing/folder/jobs.db"], 2, r"the folder .*missing/folder does not exist"),
         (["tasks", "--url", "dangling.db"], 1, r"dangling.db cannot be used .*: check the file"),
         (["tasks", "--queues", "mail:many"], 2, r"'mail:many' is not NAME or NAME:LIMIT"),

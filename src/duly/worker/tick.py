@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from duly.app.define import span
 from duly.app.events import Events
 from duly.app.lease import Lease
-from duly.errors import ConfigError, StoreUnavailable
+from duly.errors import StoreUnavailable
 from duly.model import State
 from duly.rules import codec, keys
+from duly.rules.checks import count
 from duly.rules.durations import Duration
 from duly.store import ops
 from duly.worker.claiming import Claiming
@@ -74,17 +76,13 @@ class Ticker(Worker):
         app: App,
         *,
         limit: int = 100,
-        max_seconds: float = 50.0,
+        max_seconds: Duration = 50,
         queues: Iterable[str] | Mapping[str, int | None] | None = None,
         concurrency: int = 10,
         grace: Duration | None = None,
         signals: bool = True,
     ) -> None:
-        if limit < 1:
-            raise ConfigError(f"limit= is {limit}. It must be at least 1.")
-        if not max_seconds > 0:
-            raise ConfigError(f"max_seconds= is {max_seconds:g}. It must be greater than 0.")
-        self._bounds = _Bounds(limit, max_seconds)
+        self._bounds = _Bounds(count(limit, "limit="), span(max_seconds, "max_seconds=") / 1000)
         spec, app = app.spec, copy.copy(app)
         app.events, app._spec = Events(app.events._listeners), spec  # other workers of this process count apart
         super().__init__(app, queues=queues, concurrency=concurrency, grace=grace, drain=True, signals=signals)
