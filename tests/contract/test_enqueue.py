@@ -18,7 +18,7 @@ from duly.rules import envelope
 from duly.rules.codec import MAX_PAYLOAD
 from duly.store import ops
 from duly.store.driver import Point
-from duly.store.op import Held, Op
+from duly.store.op import Finish, Held, Op
 from tests.contract.stores import NOW, D1OnFile, D1Store, PostgresStore, SQLiteStore, Store, new_id, snooze, spoiled
 
 HOUR_MS = 3_600_000
@@ -448,11 +448,13 @@ def test_k02_a_result_over_64_kb_is_not_kept_with_the_key(store: Store, size: in
     filler = letter * (room // len(letter.encode()))
     result = f'"{filler}{"x" * (room - len(filler.encode()))}"'
     assert len(result.encode()) == size
-    first = store.enqueue_key("k")
-    store.succeed(store.claim(1)[0], result)
-    again = store.enqueue_key("k")
-    assert (again.id, again.succeeded) == (first.id, True)
-    assert (again.result, again.result_dropped) == ((result, False) if kept else (None, True))
+    for key, borrowed in (("k", False), ("on the caller's connection", True)):
+        first = store.enqueue_key(key)
+        done = Finish(store.claim(1)[0], Change(State.SUCCEEDED, result=result))
+        store.run(ops.finish([done], borrowed=borrowed, now=store.now))
+        again = store.enqueue_key(key)
+        assert (again.id, again.succeeded) == (first.id, True)
+        assert (again.result, again.result_dropped) == ((result, False) if kept else (None, True))
 
 
 # K03
