@@ -287,6 +287,7 @@ def test_h05_an_app_shows_its_database_without_the_password_and_opens_nothing(
     app = Duly(tmp_path / "none" / "shard-0.db")
     shown = [repr(one) for one in (app, app.at("shard-1.db"), app.at("postgresql://a:geheim@one:5432/shop?x=geheim"))]
     assert shown == [f"<Duly {tmp_path}/none/shard-0.db>", "<Duly shard-1.db>", "<Duly PostgreSQL one:5432/shop>"]
+    assert repr(app.at("d1://geheim@gate.example")) == "<Duly D1 gate.example>"
     assert not (tmp_path / "none").exists()
     (tmp_path / "duly.toml").write_text("lease = 'soon'")
     assert repr(app.at("shard-2.db")) == "<Duly>"  # what is wrong is said by the first operation

@@ -261,6 +261,9 @@ def test_a_filter_that_cannot_be_is_refused(app: Duly) -> None:
     assert listing(limit=10**9) == []
     with pytest.raises(ConfigError, match=r"since= is .* has no time zone"):
         listing(since=datetime(2030, 1, 1))
+    for since in (10**30, "2h"):
+        with pytest.raises(ConfigError, match=r"since= is .*: give an aware datetime, or milliseconds UTC"):
+            listing(since=since)
 
 
 def test_j17_a_job_that_does_not_run_is_cancelled_at_once(app: Duly) -> None:

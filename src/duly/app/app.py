@@ -99,11 +99,11 @@ class App:
 
     def __repr__(self) -> str:
         try:
-            shown = self.settings.url.shown
+            url = self.settings.url
         except Exception:  # a setting is wrong, which the first operation says
             return f"<{type(self).__name__}>"
-        if "://" in shown:
-            shown = f"PostgreSQL {shown.rpartition('@')[2].removeprefix('postgresql://')}"
+        kind = {"postgresql": "PostgreSQL ", "d1": "D1 "}.get(url.store, "")
+        shown = kind + url.shown.partition("://")[2].rpartition("@")[2] if kind else url.shown
         return f"<{type(self).__name__} {shown}>"
 
     # Definition

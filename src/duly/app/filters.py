@@ -8,6 +8,7 @@ from typing import Any
 
 from duly.errors import ConfigError
 from duly.rules.checks import count, moment
+from duly.rules.messages import brief
 
 
 def checked(filters: Mapping[str, Any], known: type) -> dict[str, Any]:
@@ -19,6 +20,8 @@ def checked(filters: Mapping[str, Any], known: type) -> dict[str, Any]:
     for name in ("since", "until"):
         if isinstance(at := read.get(name), datetime):
             read[name] = moment(at, f"{name}=")
+        elif at is not None and (isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < 2**63):
+            raise ConfigError(f"{name}= is {brief(at)}: give an aware datetime, or milliseconds UTC")
     count(read.get("limit", 1), "limit=")
     return read
 

@@ -148,6 +148,6 @@ def _limits(app: App, queues: Iterable[str] | Mapping[str, int | None] | None) -
             "queues= is empty. Name at least one queue, or leave it out to serve the queues of the app's tasks."
         )
     for queue, limit in limits.items():
-        if limit is not None and limit < 1:
-            raise ConfigError(f"The limit of queue {queue!r} is {limit}. It must be at least 1, or None.")
+        if limit is not None:
+            count(limit, f"queues=, the limit of {queue!r},")
     return limits
