@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from psycopg.conninfo import make_conninfo
 
 from duly.errors import ConfigError
-from duly.model import Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
+from duly.model import Change, Claimed, Envelope, Failure, NewJob, Sighting, State, TaskLimits, Terms
 from duly.rules.lifecycle import ARROWS
 from duly.store import lanes, ops, queues
 from duly.store.lanes import Walk
@@ -370,15 +370,33 @@ def test_j08_recall_takes_nothing_new(store: Store) -> None:
     assert {row[0] for row in store.query("select state from duly_job")} == {"ready"}
 
 
-def test_j08_each_claim_counts_an_attempt_and_clears_the_last_ones_progress(store: Store) -> None:
-    store.enqueue()
-    [job] = store.claim(1)
+def claim_in_lanes(store: Store) -> list[Claimed]:
+    walk = lanes.claim("default", [Walk("work")], limit=1, lanes=1, token=new_token(), worker="w1", now=store.now)
+    return store.run(walk).jobs
+
+
+def claim_limited(store: Store) -> list[Claimed]:
+    token = new_token()
+    return store.run(queues.claim("default", ageing_ms=1, retries=9, limit=1, token=token, worker="w1", now=store.now))
+
+
+@pytest.mark.parametrize(
+    ("lane", "claim"),
+    [(None, lambda store: store.claim(1)), (None, claim_limited), ("work:", claim_in_lanes)],
+    ids=["plain", "limited", "in lanes"],
+)
+def test_j08_each_claim_counts_an_attempt_and_clears_the_last_ones_progress(
+    store: Store, lane: str | None, claim: Callable[[Store], list[Claimed]]
+) -> None:
+    store.run(lanes.declare({"work": TaskLimits("work", 3)}))
+    store.run(ops.enqueue(Terms("work"), [NewJob(new_id(), "1", lane=lane)], now=store.now))
+    [job] = claim(store)
     store.run(ops.progress(held(job), 40, "parsing"))
     store.run(ops.heartbeat(held(job), now=NOW + 1))
     before = store.get(job.id)
     assert (before.progress, before.progress_message, before.heartbeat_at) == (40, "parsing", NOW + 1)
     store.retry(job, after_ms=0)
-    [again] = store.claim(1)
+    [again] = claim(store)
     assert (again.attempt, again.token != job.token) == (2, True)
     now = store.get(job.id)
     assert (now.progress, now.progress_message, now.heartbeat_at, now.reason) == (None, None, None, None)
