@@ -35,6 +35,7 @@ T = TypeVar("T")
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 TIMEOUT_SECONDS = 10.0
 MOST_STATEMENTS = 45  # in one request; D1's free plan allows 50
+CLOCK_STEP_SECONDS = 0.005  # the database's clock has whole milliseconds
 THREADS = 4
 # A request that fails so may succeed as it is. After other errors, each of its operations is run alone.
 NOT_ITS_FAULT = (AnswerLost, StoreUnavailable)
@@ -190,7 +191,7 @@ class D1Driver(Driver):
         try:
             [(now,)], *rows = self._request([Line("deadline", 0, (until,)), *lines], op)
         except AnswerLost:
-            self._unknown_until = max(self._unknown_until, ends_at)
+            self._unknown_until = max(self._unknown_until, ends_at + CLOCK_STEP_SECONDS)
             raise
         except TooLate:
             self._clock = None  # it may have been set
