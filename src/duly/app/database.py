@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from duly import store
 from duly.app.queue_depth import Depths
-from duly.errors import AnswerLost
+from duly.errors import AnswerLost, ConfigError
 from duly.rules import keys, settings
 from duly.store import caller, ops, sequence
 from duly.store.driver import Driver
@@ -72,13 +72,19 @@ class Database:
 
     def add(self, op: Op[T], conn: Any) -> T:
         """Run an operation, in the caller's transaction if there is a `conn`."""
-        return self.driver.run(op) if conn is None else caller.run(conn, op, schema=self.settings.schema)
+        return self.driver.run(op) if conn is None else caller.run(conn, op, schema=self._held_schema())
 
     async def aadd(self, op: Op[T], conn: Any) -> T:
         """Run an operation, in the caller's transaction if there is a `conn`, from a coroutine."""
         if conn is None:
             return await self.driver.arun(op)
-        return await caller.arun(conn, op, schema=self.settings.schema)
+        return await caller.arun(conn, op, schema=self._held_schema())
+
+    def _held_schema(self) -> str:
+        """Return the schema for the caller's connection. D1 has none that a caller could hold."""
+        if self.settings.url.store == "d1":
+            raise ConfigError(f"{self.settings.url}: D1 has no connection that a caller could hold. Leave conn= out")
+        return self.settings.schema
 
     def admit(self, queue: str, count: int, conn: Any, *, before: int) -> None:
         """Raise QueueFull if the queue has no room for `count` jobs. If its depth is unknown, there is room."""
