@@ -23,7 +23,6 @@ BUDGETS = {
     "contract": 210,
     "proof": 30,
     "servers": 30,
-    "examples": 60,
     "rules": 30,
     "": 70,
 }

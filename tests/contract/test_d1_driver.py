@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from duly import Duly
 from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 from duly.model import Change, NewJob, State, Terms
 from duly.rules.keys import new_token
@@ -244,13 +241,3 @@ def test_c01_the_url_names_the_gateway_and_only_loopback_goes_without_tls(url: s
 def test_c01_a_url_that_cannot_be_used_says_what_to_write(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read_address(url, {})
-
-
-def test_j02_a_callers_connection_is_refused_by_an_app_on_d1(tmp_path: Path) -> None:
-    app = Duly("d1://token@gate.test/duly")
-
-    @app.task
-    def work() -> None: ...
-
-    with closing(sqlite3.connect(tmp_path / "other.db")) as conn, pytest.raises(ConfigError, match="Leave conn= out"):
-        work.using(conn=conn).enqueue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,8 +14,10 @@ from duly.model import Change, NewJob, State, Terms
 from duly.store import batches, ops
 from duly.store.batches import Callbacks
 from duly.store.d1 import catalogue
+from duly.store.d1.driver import D1Driver
+from duly.store.d1.wire import Address, Line
 from duly.store.driver import Driver
-from duly.store.op import Finish, Op, Rows
+from duly.store.op import Finish, Op, Row
 from duly.store.statements import spell
 from tests.contract.stores import new_id, new_token
 from tests.contract.test_d1_runtime import Story
@@ -29,22 +31,19 @@ CLOCK = ("clock", 0, None)
 PAUSE = ops.pause("queue", "letters", by="ann", why="closed")
 
 
-class ByName(Driver):
-    """Sends operations by the names of their statements, and counts the rows that D1 bills."""
+class Counting:
+    """Sends the batches of a driver, and counts the rows that D1 bills."""
 
     def __init__(self, gateway: D1Gateway) -> None:
-        super().__init__()
         self.gateway = gateway
         self.written = self.read = 0
 
-    def execute(self, op: Op[Any]) -> Rows:
-        answers = self.gateway.post("query", {"batch": entries(op)})
+    def send(self, lines: Sequence[Line], seconds: float) -> list[list[Row]]:
+        batch = [[line.section, line.number, *line.values] for line in lines]
+        answers = self.gateway.post("query", {"batch": batch})
         self.written += sum(answer["meta"]["rows_written"] for answer in answers)
         self.read += sum(answer["meta"]["rows_read"] for answer in answers)
-        return [tuple(row.values()) for answer in answers for row in answer["results"]]
-
-    async def aexecute(self, op: Op[Any]) -> Rows:
-        raise NotImplementedError
+        return [[tuple(row.values()) for row in answer["results"]] for answer in answers]
 
     def close(self) -> None:
         self.gateway.close()
@@ -72,8 +71,15 @@ def gateway(runtime: Workerd) -> D1Gateway:
 
 
 @pytest.fixture
-def driver(gateway: D1Gateway) -> ByName:
-    return ByName(gateway)
+def wire(gateway: D1Gateway) -> Counting:
+    return Counting(gateway)
+
+
+@pytest.fixture
+def driver(wire: Counting) -> Iterator[Driver]:
+    made = D1Driver(Address("127.0.0.1", None, False, "duly", "token"), wire)
+    yield made
+    made.close()
 
 
 def refusal(gateway: D1Gateway, *batch: Any, statements: str | None = None) -> tuple[int, int, str]:
@@ -166,29 +172,29 @@ def test_c01_tokens_are_compared_in_constant_time() -> None:
             assert gateway.request("GET", "/")[1]["lengths"] == [32] * 4  # both tokens, each by its digest
 
 
-# What a job costs. The table of the page has, for each life, the rows written alone and in turns of 100.
+# What a job costs: rows written alone, in turns of 100, and read likewise.
 
-PAGE = ROOT / "docs" / "running" / "cloudflare.md"
-COSTS = re.findall(
-    r"^\| (plain|with a key|in a batch)[^|]*\| (\d+) \| (\d+) \| (\d+) \|$", PAGE.read_text("utf-8"), re.MULTILINE
-)
+PAGE = (ROOT / "docs" / "running" / "cloudflare.md").read_text("utf-8")
+COSTS = re.findall(r"^\| (plain|with a key|in a batch)[^|]*\| (.+) \|$", PAGE, re.MULTILINE)
 
 
-def test_c11_the_page_has_all_lives() -> None:
-    assert [life for life, *_ in COSTS] == ["plain", "with a key", "in a batch"]
+def test_c11_the_page_has_these_lives() -> None:
+    assert [life for life, _ in COSTS] == ["plain", "with a key", "in a batch"]
 
 
-@pytest.mark.parametrize(("life", "alone", "in_turns", "read"), COSTS)
-def test_c11_a_job_costs_what_the_page_says(driver: ByName, life: str, alone: str, in_turns: str, read: str) -> None:
-    assert rows_of_lives(driver, life, 1)[0] == int(alone)
-    written, rows = rows_of_lives(driver, life, 100)
-    assert int(in_turns) == round(written)
-    assert rows <= int(read) + 0.5
+@pytest.mark.parametrize(("life", "figures"), COSTS)
+def test_c11_a_job_costs_what_the_page_says(driver: Driver, wire: Counting, life: str, figures: str) -> None:
+    driver.run(ops.clock())  # which connects
+    documented = [int(figure) for figure in figures.split(" | ")]
+    for count, written, read in ((1, *documented[::2]), (100, *documented[1::2])):
+        wire.written = wire.read = 0
+        live(driver, life, count)
+        assert round(wire.written / count) == written
+        assert abs(wire.read / count - read) < 2  # another row of the tables may stand in the way
 
 
-def rows_of_lives(driver: ByName, life: str, count: int) -> tuple[float, float]:
-    """Enqueue, claim and finish some jobs in a queue of their own; return the rows written and read for each."""
-    driver.written = driver.read = 0
+def live(driver: Driver, life: str, count: int) -> None:
+    """Enqueue, claim and finish some jobs in a queue of their own."""
     terms = Terms("work", queue=new_id())
     jobs = [NewJob(new_id(), "{}", key=new_id() if life == "with a key" else None) for _ in range(count)]
     if life == "in a batch":
@@ -200,4 +206,3 @@ def rows_of_lives(driver: ByName, life: str, count: int) -> tuple[float, float]:
     claimed = driver.run(ops.claim(terms.queue, limit=count, token=new_token(), worker="w", tasks=["work"]))
     ends = driver.run(ops.finish([Finish(job, Change(State.SUCCEEDED, result="1")) for job in claimed]))
     assert list(ends.values()) == ["recorded"] * count
-    return driver.written / count, driver.read / count

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from duly import Duly
 from duly.cli import main
 from duly.cloudflare import project, statements
+from duly.errors import ConfigError
 from duly.store import ops
 from duly.store.d1 import catalogue
 from duly.store.sqlite.driver import SQLiteDriver
+from tests.edges.programs import complaint, say
 from tests.servers import workerd
+from tests.servers.workerd import Workerd
 
 ID = "8d1c1f0e-1111-4222-8333-944455556666"
 
@@ -122,16 +131,38 @@ def test_deploy_names_what_is_missing(folder: Path, tmp_path: Path) -> None:
     assert duly("deploy", folder, "--dry-run").exit_code == 0
 
 
+def test_j02_a_connection_is_refused_by_an_app_on_d1(tmp_path: Path) -> None:
+    """Its jobs would stand in a database that no worker of the app reads."""
+    app = Duly("d1://token@127.0.0.1:9/duly")
+
+    @app.task
+    def work() -> None: ...
+
+    Duly(tmp_path / "jobs.db").migrate()
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as conn:
+        for call in (lambda: work.using(conn=conn).enqueue(), lambda: app.batch("b", conn=conn).__enter__()):
+            with pytest.raises(ConfigError, match="D1 has none"):
+                call()
+        with pytest.raises(ConfigError, match="D1 has none"):
+            asyncio.run(work.using(conn=conn).aenqueue())
+        assert conn.execute("select count(*) from duly_job").fetchone() == (0,)
+    app.close()
+
+
 def test_check_is_for_d1(tmp_path: Path) -> None:
     SQLiteDriver(tmp_path / "jobs.db").run(ops.clock())
     refused = duly("check", "--url", tmp_path / "jobs.db")
     assert (refused.exit_code, "duly doctor" in refused.stderr) == (2, True)
 
 
+def needs_runtime(test: Any) -> Any:
+    marks = pytest.mark.cloudflare, pytest.mark.skipif(workerd.why_not() is not None, reason=workerd.why_not() or "")
+    return marks[0](marks[1](test))
+
+
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.cloudflare
-@pytest.mark.skipif(workerd.why_not() is not None, reason=workerd.why_not() or "")
+@needs_runtime
 def test_c06_wrangler_accepts_what_init_writes(folder: Path) -> None:
     quiet = {"HOME": str(folder), "WRANGLER_SEND_METRICS": "false", "CI": "true", "NO_COLOR": "1"}
     fake_wrangler(folder, f'exec "{workerd.FOLDER / "node_modules/.bin/wrangler"}" "$@"')
@@ -141,3 +172,36 @@ def test_c06_wrangler_accepts_what_init_writes(folder: Path) -> None:
     assert "env.DB (duly)" in run.stdout
     assert "env.DB_ID" in run.stdout
     assert "[WARNING]" not in run.stdout + run.stderr
+
+
+TASKS = """
+from duly import Duly
+
+app = Duly()
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+"""
+
+
+@pytest.mark.slow
+@needs_runtime
+def test_c06_the_steps_of_the_page_run_a_job_on_d1(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS, "utf-8")
+    with Workerd(ALLOW_SQL="") as runtime:
+
+        def run(*words: str, token: str = runtime.token) -> subprocess.CompletedProcess[str]:
+            url = f"d1://env:DULY_D1_TOKEN@{runtime.host}:{runtime.port}/duly"
+            return say(tmp_path, *words, DULY_URL=url, DULY_D1_TOKEN=token)
+
+        assert "duly migrate" in complaint(run("cloudflare", "check"), 1)
+        assert "API_TOKEN" in complaint(run("cloudflare", "check", token="another"), 2)
+        assert "applied 0001_first" in run("migrate").stdout
+        assert "up to date" in run("migrate").stdout
+        checked = run("cloudflare", "check")
+        assert (checked.returncode, "round trip" in checked.stdout) == (0, True)
+        job_id = run("enqueue", "tasks:app", "add", "[1, 2]").stdout.strip()
+        assert "ran 1" in run("tick", "tasks:app").stdout
+        job = json.loads(run("jobs", "show", job_id, "--json").stdout)
+        assert (job["state"], job["result"]) == ("succeeded", 3)

@@ -109,6 +109,7 @@ def test_h05_a_job_and_what_follows_from_it_stay_in_one_database(family: Family)
     async def follow(ctx: Ctx) -> None:
         await plain.aenqueue()
         await plain.using(app=us, key=ctx.key).aenqueue()  # its lease cannot be checked there
+        await us.tasks["plain"].using(key=f"{ctx.key}:taken").aenqueue()
         with eu.batch("inner", on_complete=done):
             plain.enqueue_many([plain.call()])
 
@@ -116,7 +117,20 @@ def test_h05_a_job_and_what_follows_from_it_stay_in_one_database(family: Family)
     work(eu)
     assert found(eu, job.id).state is State.SUCCEEDED
     assert sorted(one.task for one in eu.list()) == ["done", "follow", "plain", "plain"]
-    assert [(one.task, one.key) for one in us.list()] == [("plain", job.id)]
+    assert {(one.task, one.key) for one in us.list()} == {("plain", job.id), ("plain", f"{job.id}:taken")}
+
+
+def test_h05_what_follows_goes_home_if_a_handler_names_its_app(app: Duly) -> None:
+    @app.task
+    def plain() -> None: ...
+
+    @app.task
+    def follow() -> None:
+        plain.using(app=app).enqueue()
+
+    follow.using(app=app.at("eu.db")).enqueue()
+    work(app.at("eu.db"))
+    assert [one.task for one in app.list()] == ["plain"]
 
 
 def test_h05_a_lost_lease_is_noticed_in_a_database_that_is_opened_twice(
@@ -222,17 +236,20 @@ def test_h05_threads_that_come_at_once_get_one_object(app: Duly) -> None:
 
 
 def test_h05_a_database_that_nothing_uses_is_closed_and_one_in_use_is_not_opened_twice(app: Duly) -> None:
-    toil = tasks(app)
+    toil, others = tasks(app), set(threading.enumerate())
+
+    def threads(name: str) -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name.startswith(f"duly-{name}") and one not in others]
+
     with app.at("eu.db").batch("import") as batch:
         toil.using(app=app.at("eu.db")).enqueue(1)  # the batch holds the database, and nothing the app
     assert batch.progress().total == 1
-    assert len([one for one in threading.enumerate() if one.name == "duly-writer"]) == 1
+    assert len(threads("writer")) == 1
     del batch
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name in ("duly-close", "duly-writer", "duly-checkpoint"):
-            thread.join(10)
-    assert [one.name for one in threading.enumerate() if one.name.startswith("duly-")] == []
+    for thread in (*threads("close"), *threads("writer"), *threads("checkpoint")):
+        thread.join(10)
+    assert threads("") == []
     assert not Path("never.db").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import threading
 import time
@@ -209,7 +210,7 @@ def test_s10_delayed_jobs_are_left_to_the_next_tick(app: Duly) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"limit": 0}, "limit= is 0. It must be at least 1"), ({"max_seconds": 0}, "max_seconds= is 0. It must")],
+    [({"limit": 0}, "limit= is 0. It must be at least 1"), ({"max_seconds": math.nan}, "max_seconds= is nan. It must")],
 )
 def test_s10_bounds_of_zero_are_refused(app: Duly, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -215,6 +215,21 @@ def test_j25_a_value_that_cannot_be_stored_is_refused_with_its_path(value, said)
     assert str(refused.value).startswith(said)
 
 
+class Flags(pydantic.BaseModel):
+    by_flag: dict[bool, int]
+    notes: dict[Any, Any] = pydantic.Field(exclude=True)
+
+
+@pytest.mark.parametrize("value", [{True: None}, [{False: 1, "x": None}]])
+def test_j25_keys_that_stay_different_are_taken(value):
+    codec.encode(value)
+
+
+def test_j25_only_keys_that_are_stored_are_compared():
+    made = Flags(by_flag={True: 1, False: 2}, notes={1: 1, "1": 2})
+    assert msgspec.json.decode(codec.encode(made)) == {"by_flag": {"true": 1, "false": 2}}
+
+
 @pytest.mark.parametrize("depth", [*range(0, 1_200, 25), 499])
 def test_j25_data_of_any_depth_is_read_back_or_refused(depth):
     if depth < 500:

@@ -72,18 +72,18 @@ class Database:
 
     def add(self, op: Op[T], conn: Any) -> T:
         """Run an operation, in the caller's transaction if there is a `conn`."""
-        return self.driver.run(op) if conn is None else caller.run(conn, op, schema=self._held_schema())
+        return self.driver.run(op) if conn is None else caller.run(conn, op, schema=self._schema_of_callers())
 
     async def aadd(self, op: Op[T], conn: Any) -> T:
         """Run an operation, in the caller's transaction if there is a `conn`, from a coroutine."""
         if conn is None:
             return await self.driver.arun(op)
-        return await caller.arun(conn, op, schema=self._held_schema())
+        return await caller.arun(conn, op, schema=self._schema_of_callers())
 
-    def _held_schema(self) -> str:
-        """Return the schema for the caller's connection. D1 has none that a caller could hold."""
+    def _schema_of_callers(self) -> str:
+        """Return the schema for a caller's connection, which cannot be one to D1."""
         if self.settings.url.store == "d1":
-            raise ConfigError(f"{self.settings.url}: D1 has no connection that a caller could hold. Leave conn= out")
+            raise ConfigError(f"`conn=` cannot be a connection to {self.settings.url}: D1 has none. Leave it out")
         return self.settings.schema
 
     def admit(self, queue: str, count: int, conn: Any, *, before: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from duly.app.database import Database
+from duly.app.database import Database, OtherDatabase
 from duly.app.definition import Definition
 from duly.app.enqueue import CHUNK, Adds, Chunk, Enqueuing, Request, filled_here
 from duly.app.job import Job
@@ -162,9 +162,11 @@ class Task(Generic[P, C, R]):
 
     @property
     def _target(self) -> Registry:
-        """The app whose database takes the jobs: without `app=`, a handler enqueues where its own job is."""
+        """The app whose database takes the jobs: in a handler that of its job, unless another is named."""
         lease = current.get()
-        tasks: Registry | None = None if lease is None or self._using.app is not None else lease.tasks
+        if lease is None or self._using.app is not None or isinstance(self._tasks.database, OtherDatabase):
+            return self._tasks
+        tasks: Registry | None = lease.tasks
         return tasks if tasks is not None and tasks.knows(self.definition) else self._tasks
 
     def _terms(self) -> Terms:

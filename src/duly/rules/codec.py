@@ -8,6 +8,7 @@ surrogates, which are not UTF-8. Payloads and results store them as `␛0000` an
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import typing
@@ -29,6 +30,7 @@ MAX_PAYLOAD = 96_000
 MAX_DEPTH = 500  # a reader takes a frame for each level, of Python's thousand
 
 LONG = 4000
+LARGEST = 1024 * 1024  # of a result; the limit of payloads is lower
 MARK = "␛"
 _TO_MARK = re.compile(f"[\x00\ud800-\udfff{MARK}]")
 _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
@@ -44,7 +46,7 @@ def encode(value: Any, *, sets: bool = False) -> str:
         text = _text(value, encoder)
         # The encoder writes NaN and infinity as null, so only a text with a null has to be searched.
         found = _too_deep(text) or (_not_finite(value) if "null" in text else None)
-        if found is None and ("{" in text or len(text) > LONG) and not _rewritten(text):
+        if found is None and ("{" in text or len(text) > LONG) and len(text) <= LARGEST and not _rewritten(text):
             found = _twice(value)
     except Exception as error:
         raise PayloadError(_refusal(value, error)) from error
@@ -81,9 +83,9 @@ def _text(value: Any, encoder: msgspec.json.Encoder) -> str:
 def _to_plain(value: Any) -> Any:
     """Convert a value that msgspec does not know; raise if it cannot be stored."""
     if hasattr(type(value), "model_dump"):  # pydantic, which we do not import
-        if _may_hold_dicts(value.__class__) and (twice := _twice(value)):  # `model_dump` keeps one of both entries
-            raise PayloadError(twice)
-        return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
+        if _may_hold_dicts(value.__class__):
+            _refuse_equal_keys(value)
+        return value.model_dump(mode="json", **_DUMPED)
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -91,6 +93,29 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value)
     raise NotImplementedError
+
+
+def _refuse_equal_keys(model: Any) -> None:
+    """Raise if two keys of a dict become one text: a model is dumped with one of both entries, its JSON has both."""
+
+    def entries(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise PayloadError(
+                _twice(model) or "the value has two keys that become one text: give them different texts"
+            )
+        return found
+
+    try:
+        text = model.model_dump_json(**_DUMPED)
+    except ValueError:  # a lone surrogate, which only plain data can have
+        if twice := _twice(model):
+            raise PayloadError(twice) from None
+    else:
+        json.loads(text, object_pairs_hook=entries)
+
+
+_DUMPED: Any = {"by_alias": True, "round_trip": True, "warnings": False}
 
 
 @lru_cache(maxsize=1024)
@@ -236,7 +261,7 @@ def _entries(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
     for key, child in value.items():
         step, child = _entry(key, child)
         if not isinstance(key, str) and not isinstance(child, _Refused):
-            name = next(iter(msgspec.to_builtins({key: 0}, str_keys=True, enc_hook=_to_plain)))
+            name = next(iter(msgspec.json.decode(_text({key: 0}, _ENCODER))))
             if name in names:
                 yield "", _Twice(f"has two keys that become {name!r} in JSON: give them different texts")
             names.add(name)

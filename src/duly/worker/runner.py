@@ -39,7 +39,7 @@ log = logging.getLogger("duly.worker")
 
 DOES_NOT_FIT = "does not fit"
 NOT_COMMITTED = "its transaction was not committed"
-MAX_RESULT = 1024 * 1024
+MAX_RESULT = codec.LARGEST
 DONE = Succeeded()
 
 

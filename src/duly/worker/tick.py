@@ -82,7 +82,7 @@ class Ticker(Worker):
     ) -> None:
         if limit < 1:
             raise ConfigError(f"limit= is {limit}. It must be at least 1.")
-        if max_seconds <= 0:
+        if not max_seconds > 0:
             raise ConfigError(f"max_seconds= is {max_seconds:g}. It must be greater than 0.")
         self._bounds = _Bounds(limit, max_seconds)
         spec, app = app.spec, copy.copy(app)
