@@ -18,7 +18,8 @@ from psycopg.conninfo import make_conninfo
 from duly.errors import ConfigError
 from duly.model import Change, Claimed, Envelope, Failure, NewJob, Sighting, State, Terms
 from duly.rules.lifecycle import ARROWS
-from duly.store import ops
+from duly.store import lanes, ops, queues
+from duly.store.lanes import Walk
 from duly.store.op import Finish, Held, Op
 from duly.store.ops import Mark
 from duly.store.sqlite.driver import SQLiteDriver
@@ -873,6 +874,9 @@ def every_op(now: int | None) -> list[Op[Any]]:
     made: dict[str, Op[Any]] = {
         "enqueue": ops.enqueue(Terms("work"), [NewJob(job.id, "1")], now=now),
         "claim": ops.claim("default", limit=1, token=1, worker="w", now=now),
+        "claim_lanes": lanes.claim("default", [Walk("work")], limit=1, lanes=1, token=1, worker="w", now=now),
+        "claim_limited": queues.claim("default", ageing_ms=1, retries=1, limit=1, token=1, worker="w", now=now),
+        "next_permit": lanes.next_permit("default", ["work"], now=now),
         "head": ops.head("default", tasks=["work"], now=now),
         "recall": ops.recall(1),
         "extend": ops.extend([held(job)], now=now),

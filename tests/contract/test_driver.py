@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreUnavailable
+from duly.errors import AnswerLost, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 from duly.model import NewJob, Terms
 from duly.rules.settings import Settings, parse_url
 from duly.store import open_driver, ops
@@ -117,31 +117,46 @@ def test_a_connection_that_the_server_hung_up_on_is_not_used(postgres_url: str) 
     store.close()
 
 
-class _LostThenAway(SQLiteDriver):
-    """Writes, loses the answer, and is away when it is asked again."""
+class _LostThenFails(SQLiteDriver):
+    """Writes, loses the answer, and fails when it is asked again."""
 
     tries = 0
+    error: StoreError
 
     def execute(self, op: Op[Any]) -> Rows:
         self.tries += 1
         if self.tries == 1:
             super().execute(op)
             raise AnswerLost("the answer was lost")
-        raise StoreUnavailable("nobody is there; nothing was written")
+        raise self.error
 
     async def aexecute(self, op: Op[Any]) -> Rows:
         return self.execute(op)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_j01_a_write_that_may_have_happened_is_not_reported_as_failed(tmp_path: Path, asynchronous: bool) -> None:
-    driver = _LostThenAway(tmp_path / "duly.db")
+@pytest.mark.parametrize("error", [StoreUnavailable, StoreError, SchemaMismatch])
+def test_j01_a_write_that_may_have_happened_is_not_reported_as_failed(
+    tmp_path: Path, error: type[StoreError], asynchronous: bool
+) -> None:
+    driver = _LostThenFails(tmp_path / "duly.db")
+    driver.error = error("a reason")
     op = ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")])
-    with pytest.raises(AnswerLost) as lost:
+    with pytest.raises(AnswerLost, match=r"^the answer was lost; the repetition failed: a reason$") as lost:
         asyncio.run(driver.arun(op)) if asynchronous else driver.run(op)
     assert driver.tries == 2
     assert op.again is not None
     assert lost.value.again == replace(op.again, repeated=True)
+    driver.close()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_j01_data_that_is_refused_when_sent_again_is_reported_so(tmp_path: Path, asynchronous: bool) -> None:
+    driver = _LostThenFails(tmp_path / "duly.db")
+    driver.error = StoreRefused("a reason")
+    op = ops.enqueue(Terms("work"), [NewJob(new_id(), "{}")])
+    with pytest.raises(StoreRefused, match="a reason"):
+        asyncio.run(driver.arun(op)) if asynchronous else driver.run(op)
     driver.close()
 
 

@@ -298,6 +298,7 @@ JUDGED: list[tuple[Callable[[], Finding], str, str]] = [
     (lambda: health.replication(Standbys(True, [], 1)), "error", "every write waits for a standby"),
     (lambda: health.replication(Standbys(False, [], 2)), "ok", "2 asynchronous standbys: a failover may lose"),
     (lambda: health.replication(Standbys(False, [], 0)), "ok", "no standby"),
+    (lambda: health.replication(None), "warning", "standbys unknown"),
     (lambda: health.clock(999.0), "ok", "999ms apart"),
     (lambda: health.clock(90_000.0), "warning", "1m 30s ahead of"),
     (lambda: health.clock(-2_000.0), "warning", "2s behind"),

@@ -10,20 +10,22 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from duly.errors import AnswerLost, StoreUnavailable
+from duly.errors import AnswerLost, StoreError, StoreUnavailable
 from duly.model import NewJob, Terms
-from duly.store import ops
+from duly.store import health, ops
 from duly.store.op import Op, Rows
 from duly.store.postgres import driver as postgres_driver
+from duly.store.postgres import health as postgres_health
 from duly.store.postgres.connection import connect
 from duly.store.postgres.driver import PostgresDriver
 from duly.store.postgres.listen import PARK
-from duly.store.postgres.schema import bring_up_to_date, look
+from duly.store.postgres.schema import bring_up_to_date, look, migration_statements
 from duly.store.postgres.translate import describe
 from tests.contract.stores import PostgresStore, new_id
 from tests.contract.test_lost_answers import SCENARIOS
@@ -62,8 +64,8 @@ def store(request: pytest.FixtureRequest, pool: Pool) -> Iterator[PostgresStore]
 class Shaken(PostgresDriver):
     """Loses the answer to the first try, which is committed, and waits for the standby in the repetition."""
 
-    def __init__(self, store: PostgresStore, **options: Any) -> None:
-        super().__init__(store.url + AND_WAIT, connect_s=30, **options)
+    def __init__(self, store: PostgresStore, *, user: str = "postgres", **options: Any) -> None:
+        super().__init__(store.url.replace("postgres@", f"{user}@") + AND_WAIT, connect_s=30, **options)
         self._pauses = (0.0,)
         self._first: PostgresDriver | None = store.driver  # type: ignore[assignment]
 
@@ -126,6 +128,19 @@ def test_h02_a_cancelled_wait_is_a_lost_answer(store: PostgresStore, which: str)
     assert tries == 2  # the second is a repetition, which waits too
 
 
+@pytest.mark.parametrize(("which", "prepared"), [("lone", True), ("claim", True), ("lone", False), ("claim", False)])
+def test_h02_a_cancelled_wait_is_a_lost_answer_where_warnings_are_hidden(
+    store: PostgresStore, which: str, prepared: bool
+) -> None:
+    op = lone() if which == "lone" else SCENARIOS[which].op(store)
+    driver = waiting_driver(store, "%20-c%20client_min_messages%3Derror", prepared=prepared)
+    driver._schema_checked = prepared  # as if the setting were changed after the first connection
+    with asked(driver, op, store) as answer:
+        assert cancelled_until_done(store, [answer]) == 2
+        with pytest.raises(AnswerLost, match="was cancelled: a failover may lose it"):
+            answer.result(0)
+
+
 def test_h02_a_cancelled_wait_of_a_shared_commit_is_a_lost_answer_to_each(store: PostgresStore) -> None:
     driver = waiting_driver(store)
     with ThreadPoolExecutor(3) as threads:
@@ -157,8 +172,8 @@ def lone() -> Op[Any]:
     return ops.enqueue(Terms("work"), [NewJob(new_id(), "1")])
 
 
-def waiting_driver(store: PostgresStore) -> PostgresDriver:
-    driver = PostgresDriver(store.url + AND_WAIT, connect_s=30)
+def waiting_driver(store: PostgresStore, more: str = "", **options: Any) -> PostgresDriver:
+    driver = PostgresDriver(store.url + AND_WAIT + more, connect_s=30, **options)
     driver._pauses = (0.0,)
     return driver
 
@@ -234,13 +249,67 @@ def test_h03_a_standby_can_be_examined_and_read_if_there_is_no_other(pair: Pair)
             assert conn.info.port == found.port
 
 
+@pytest.mark.parametrize("by", ["PGTARGETSESSIONATTRS", "PGSERVICE", "service"])
+def test_h03_which_host_is_wanted_can_be_set_outside_of_the_url(
+    pair: Pair, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = pair.url_of(pair.standby)
+    if by == "PGTARGETSESSIONATTRS":
+        monkeypatch.setenv(by, "any")
+    else:
+        services = tmp_path / "services"
+        services.write_text(f"[reading]\nhost=127.0.0.1\nport={pair.standby.port}\ndbname={pair.database}\n")
+        monkeypatch.setenv("PGSERVICEFILE", str(services))
+        url = "postgresql://postgres@" + ("/?service=reading" if by == "service" else "")
+        if by == "PGSERVICE":
+            monkeypatch.setenv(by, "reading")
+    reader = PostgresDriver(url)
+    assert reader.run(ops.workers()) == []
+    reader.close()
+
+
+def test_h03_a_primary_that_refuses_the_role_is_named_and_no_promotion_advised(pair: Pair) -> None:
+    role = new_role(pair.url_of(pair.primary))
+    rules = pair.primary._home / "data" / "pg_hba.conf"
+    before = rules.read_text()
+    try:
+        rules.write_text(f"host all {role} all reject\n{before}")
+        pair.on_primary("select pg_reload_conf()")
+        wait_until(lambda: "rejects" in unavailable(pair.url_of(pair.primary).replace("postgres@", f"{role}@")), "it")
+        said = unavailable(pair.url.replace("postgres@", f"{role}@"))
+    finally:
+        rules.write_text(before)
+        pair.on_primary("select pg_reload_conf()")
+    assert f"refuses the connection (host '127.0.0.1', port: '{pair.primary.port}'" in said
+    assert "pg_hba.conf rejects" in said
+    assert "promote" not in said
+    assert "read-only" not in said  # a reader, such as the command line, may show the last host only
+
+
+def test_h03_no_promotion_is_advised_while_a_host_is_merely_unreachable(pair: Pair) -> None:
+    standby, gone = f"127.0.0.1:{pair.standby.port}", f"127.0.0.1:{free_port()}"
+    for hosts in (f"{gone},{standby}", f"{standby},{gone}", f"{standby},host.invalid"):
+        said = unavailable(f"postgresql://postgres@{hosts}/{pair.database}")
+        assert "has no primary that can be reached (" in said
+        assert "promote" not in said
+    said = unavailable(f"postgresql://postgres@{standby},{standby}/{pair.database}")
+    assert "session is read-only): the URL leads to no primary now" in said
+
+
+def unavailable(url: str) -> str:
+    driver = PostgresDriver(url)
+    with pytest.raises(StoreError) as told:
+        driver.run(lone())
+    return str(told.value)
+
+
 @pytest.mark.parametrize("more", ["", "?target_session_attrs=any"])
 def test_h03_no_connection_stays_on_a_standby_once_the_url_leads_to_the_primary(pair: Pair, more: str) -> None:
     """With `any`, a write is refused, as by a server that stops taking writes later."""
     with Forwarder(pair.standby) as forwarder:
         driver = PostgresDriver(f"postgresql://postgres@127.0.0.1:{forwarder.port}/{pair.database}{more}")
         with pytest.raises(
-            StoreUnavailable, match=f"connection to a standby: .*:{forwarder.port}/.* takes no writes; "
+            StoreUnavailable, match=f":{forwarder.port}/.* takes no writes .* the URL leads to no primary"
         ):
             driver.run(lone())
         assert driver.failures == 1
@@ -269,6 +338,23 @@ def test_h03_a_server_that_stops_taking_writes_is_left_by_its_listener_too(pair:
     finally:
         watch.close()
         driver.close()
+
+
+def test_h03_a_refused_write_does_not_wait_for_a_listener_that_is_connecting(pair: Pair) -> None:
+    """Other callers may wait for its thread, which commits for them."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nowhere = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x"
+        url = pair.url_of(pair.standby) + "?target_session_attrs=any"
+        driver = PostgresDriver(url, connect_s=5, listen_url=nowhere)
+        watch = driver.watch(lambda: None)
+        watch.arm()
+        thread = watch._listener._thread  # type: ignore[attr-defined]
+        with pytest.raises(StoreUnavailable, match="takes no writes"):
+            driver.run(lone())
+        assert thread.is_alive()
+    thread.join(30)
+    for one in (watch, driver):
+        one.close()  # type: ignore[attr-defined]
 
 
 LISTENING = "select pid from pg_stat_activity where query ~ 'pg_advisory_lock' and pid <> pg_backend_pid()"
@@ -347,6 +433,48 @@ def test_h04_the_standbys_are_named_and_what_a_failover_may_lose(pair: Pair) -> 
     assert [replication(url) for url in urls] == [loses] * 2
     pair.wait_for_commits(True)
     assert replication(pair.url_of(pair.standby)) == ("ok", "no standby")
+
+
+@pytest.mark.parametrize("view", ["pg_stat_replication", "pg_replication_slots"])
+def test_h04_a_worker_starts_though_its_role_may_not_read_the_standbys(pair: Pair, view: str) -> None:
+    unknown = "standbys unknown: this role may not read pg_stat_replication"
+    driver = PostgresDriver(pair.url.replace("postgres@", f"{new_role(pair.url_of(pair.primary))}@"))
+    pair.on_primary(f"revoke select on {view} from public")
+    try:
+        found = {one.name: (one.level, one.text) for one in driver.examine()}
+        assert found["replication"] == ("warning", unknown)
+        assert found["rights"][0] == "ok"  # the rest is examined too
+        with driver._pool.connection() as conn:
+            assert health.failover(postgres_health.standbys(conn)) == unknown  # its first line, and it goes on
+            driver.about()
+    finally:
+        driver.close()
+        pair.on_primary(f"grant select on {view} to public")
+
+
+def test_h02_a_role_that_may_not_confirm_a_repetition_is_named_with_the_grant(store: PostgresStore) -> None:
+    function = "pg_logical_emit_message(boolean,text,text)"
+    ask(store.url, f"revoke execute on function {function} from public")
+    driver = Shaken(store, user=(role := new_role(store.url)))
+    try:
+        with pytest.raises(AnswerLost, match=r"broke; the repetition failed: .* pg_logical_emit_message"):
+            driver.run(lone())
+        [rights] = [one for one in driver.examine() if one.name == "rights"]
+        assert rights.remedy == f"run `grant execute on function {function} to {role}` as a superuser"
+        ask(store.url, rights.remedy.split("`")[1])
+        [rights] = [one for one in driver.examine() if one.name == "rights"]
+        assert rights.level == "ok"
+    finally:
+        driver.close()
+        ask(store.url, f"grant execute on function {function} to public")
+
+
+def new_role(url: str) -> str:
+    """Make a role that may use the tables, and nothing more."""
+    name = f"r{new_id().replace('-', '')}"
+    for statement in (f"create role {name} login", *migration_statements("duly", (), grant=name)):
+        ask(url, statement)
+    return name
 
 
 def replication(url: str) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from duly.model import Failed, Failure, State, Succeeded
 from duly.store import ops
 from duly.store.op import Op
 from duly.store.sqlite.driver import SQLiteDriver
+from duly.store.uninterrupted import shield
 from duly.worker.deadlines import Deadlines
 from duly.worker.prefetch import MOST_AHEAD
 from duly.worker.worker import Worker
@@ -699,20 +700,26 @@ def test_a_forked_child_switches_its_threads_as_python_does() -> None:
     assert sys.getswitchinterval() == before
 
 
-def test_a_fork_at_any_moment_blocks_neither_parent_nor_child() -> None:
+@pytest.mark.parametrize(
+    ("owner", "lock", "enter"),
+    [(gil, "_lock", threads_switched_often), (shield, "_entering", shield.whole)],
+    ids=["switch interval", "operations"],
+)
+def test_a_fork_at_any_moment_blocks_neither_parent_nor_child(owner: Any, lock: str, enter: Callable[[], Any]) -> None:
     """Another thread may hold the lock, or this thread, which a signal handler has interrupted."""
+    held = getattr(owner, lock)
     with ThreadPoolExecutor(1) as other:
         for run in (lambda step: other.submit(step).result(), lambda step: step()):
-            run(gil._lock.acquire)
+            run(held.acquire)
             child = os.fork()
             if child == 0:
-                with threads_switched_often():
+                with enter():
                     os._exit(0)
             kill = threading.Timer(5, os.kill, (child, signal.SIGKILL))
             kill.start()
             status = os.waitpid(child, 0)[1]
             kill.cancel()
-            run(gil._lock.release)
+            run(held.release)
             assert status == 0
 
 

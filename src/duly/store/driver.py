@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from duly.errors import AnswerLost, EnqueueUnknown, StoreRefused, StoreUnavailable
+from duly.errors import AnswerLost, EnqueueUnknown, StoreError, StoreRefused
 from duly.store.op import Op, Rows
 from duly.store.uninterrupted import shield
 
@@ -233,10 +233,10 @@ class Driver(ABC):
                 return self.execute(op)
             except AnswerLost as error:
                 lost, op = error, repeated(op, error)
-            except StoreUnavailable:
-                if lost is None:
+            except StoreError as error:
+                if lost is None or isinstance(error, StoreRefused):
                     raise
-                break
+                raise _unknown(op, lost, error) from error
             if pause is not None:
                 time.sleep(pause * (0.5 + random.random()))  # noqa: S311
         raise _unknown(op, lost)
@@ -248,19 +248,21 @@ class Driver(ABC):
                 return await self.aexecute(op)
             except AnswerLost as error:
                 lost, op = error, repeated(op, error)
-            except StoreUnavailable:
-                if lost is None:
+            except StoreError as error:
+                if lost is None or isinstance(error, StoreRefused):
                     raise
-                break
+                raise _unknown(op, lost, error) from error
             if pause is not None:
                 await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
         raise _unknown(op, lost)
 
 
-def _unknown(again: Op[Any], lost: AnswerLost | None) -> AnswerLost:
+def _unknown(again: Op[Any], lost: AnswerLost | None, error: StoreError | None = None) -> AnswerLost:
     """Return the lost answer, even if the repetition certainly wrote nothing: the first try may have."""
     assert lost is not None
     lost.again = again
+    if error is not None:
+        lost.args = (f"{lost}; the repetition failed: {error}",)
     return lost
 
 

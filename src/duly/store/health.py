@@ -168,8 +168,10 @@ class Standbys(NamedTuple):
     asynchronous: int
 
 
-def failover(standbys: Standbys) -> str:
-    """Describe what a failover may lose."""
+def failover(standbys: Standbys | None) -> str:
+    """Describe what a failover may lose; None: the standbys cannot be read."""
+    if standbys is None:
+        return "standbys unknown: this role may not read pg_stat_replication"
     if standbys.synchronous:
         return f"synchronous standby {', '.join(standbys.synchronous)}"
     if standbys.awaited:
@@ -180,9 +182,12 @@ def failover(standbys: Standbys) -> str:
     return "no standby"
 
 
-def replication(standbys: Standbys) -> Finding:
+def replication(standbys: Standbys | None) -> Finding:
     """Judge the standbys of a server."""
     text = failover(standbys)
+    if standbys is None:
+        remedy = "grant select on pg_stat_replication, pg_replication_slots to it"
+        return Finding("replication", "warning", text, remedy)
     if not standbys.awaited or standbys.synchronous:
         return ok("replication", text)
     return Finding("replication", "error", text, "start it, or take it out of synchronous_standby_names")
@@ -202,8 +207,11 @@ def writable(*, standby: bool, read_only: bool) -> Finding:
     return ok("writes", "this server takes writes")
 
 
-def rights(tables: Sequence[str], role: str) -> Finding:
-    """Judge whether a role may work with the tables; `tables` are those it may not."""
+def rights(tables: Sequence[str], role: str, *, function: str | None = None) -> Finding:
+    """Judge whether a role may work with the tables; `tables` and `function` are those it may not use."""
+    if function and not tables:
+        text = f"role {role} may not call {function}: a write whose answer was lost cannot be confirmed"
+        return Finding("rights", "error", text, f"run `grant execute on function {function} to {role}` as a superuser")
     if not tables:
         return ok("rights", f"role {role} may work with all tables")
     return Finding(

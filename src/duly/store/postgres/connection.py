@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
@@ -91,6 +92,8 @@ def connect(open_one: Callable[..., T], url: str, seconds: float, *, to_read: bo
 def with_timeouts(url: str, seconds: float, *, session: str = "read-write") -> str:
     """Add timeouts, and which of several hosts is wanted, to a URL that does not set them."""
     given = conninfo_to_dict(url)
+    if "service" in given or not os.environ.keys().isdisjoint(("PGSERVICE", "PGTARGETSESSIONATTRS")):
+        given["target_session_attrs"] = ""  # libpq reads there which host is wanted
     ours: dict[str, str | int] = {
         "target_session_attrs": session,
         "connect_timeout": max(1, round(seconds)),  # of each host

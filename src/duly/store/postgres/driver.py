@@ -93,7 +93,7 @@ class PostgresDriver(Driver):
         self._gathering = Gathering(self._commit_together, lost=self._lost, start=self._start)
         self._hinted_at = 0.0
         self._schema_checked = False
-        self._read_committed = True
+        self._usual = True  # sessions are read committed and show warnings
 
     def execute(self, op: Op[Any]) -> Rows:
         """Run `op` once: an enqueue in a group commit, anything else alone on a free connection."""
@@ -130,8 +130,8 @@ class PostgresDriver(Driver):
         for watch in resting:
             watch.tell()
 
-    def _rest(self) -> list[Watch]:
-        return [watch for watch in self._watches if watch.rest()]
+    def _rest(self, *, wait: bool = True) -> list[Watch]:
+        return [watch for watch in self._watches if isinstance(watch, ListenWatch) and watch.rest(wait=wait)]
 
     def abandon(self) -> None:
         """Drop every connection without closing it, in a forked child: the parent still uses it."""
@@ -250,13 +250,13 @@ class PostgresDriver(Driver):
         if is_down(error):
             self.failures += 1
         if isinstance(error, errors.ReadOnlySqlTransaction):  # wake-ups come from another server now
-            for watch in self._rest():
+            for watch in self._rest(wait=False):  # other callers may wait for this thread to commit
                 watch.tell()
         return translate(error, op, self.where, sent=sent)
 
     def _run(self, conn: PooledConnection, batch: Sequence[Op[Any]], lock_timeout: LiteralString) -> list[Rows]:
         repeated = any(op.repeated for op in batch)
-        direct = self._read_committed and not repeated
+        direct = self._usual and not repeated
         if direct and len(batch) == 1 and batch[0].sections == LONE and conn.direct:
             with suppress(errors.InsufficientPrivilege):
                 return self._enqueue_alone(conn, batch[0])
@@ -299,6 +299,8 @@ class PostgresDriver(Driver):
             with conn.pipeline():
                 conn.execute(BEGIN)
                 conn.execute(lock_timeout)
+                if not self._usual:
+                    conn.execute("set local client_min_messages = warning")
                 steady = True
                 for line in work:
                     steady = conn.plan(line.section, steady=steady)
@@ -366,14 +368,18 @@ class PostgresDriver(Driver):
         return conn
 
     def _check_schema(self, conn: Connection[Any]) -> None:
-        """Check once whether the tables exist, and read how the server isolates a single statement."""
+        """Check once whether the tables exist, and read how a single statement is isolated and what it shows."""
         if not self._schema_checked:
             remedy = "duly migrate --url URL" + ("" if self.schema == "duly" else f" --schema {self.schema}")
             migrate.check(
                 "postgres", read_meta(conn, self.schema), f"{self.where}, schema {self.schema}", remedy=remedy
             )
-            isolation = conn.execute("select current_setting('default_transaction_isolation')").fetchone()
-            self._read_committed = isolation == ("read committed",)
+            isolation, shown = only(
+                conn.execute(
+                    "select current_setting('default_transaction_isolation'), current_setting('client_min_messages')"
+                )
+            )
+            self._usual = isolation == "read committed" and shown != "error"
             self._schema_checked = True
 
 

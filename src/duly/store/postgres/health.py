@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from psycopg import Connection
+from psycopg import Connection, errors
 
 from duly.store import health, migrate
 from duly.store.driver import Finding
@@ -51,18 +51,21 @@ def durability(conn: Connection[Any]) -> str:
     return f"full, {health.failover(standbys(conn))}"
 
 
-def standbys(conn: Connection[Any]) -> health.Standbys:
-    """Read which standbys are connected; a role without rights sees little more than the names of some."""
+def standbys(conn: Connection[Any]) -> health.Standbys | None:
+    """Read which standbys are connected; a role without rights sees little more than the names of some, or None."""
     (awaited,) = only(
         conn.execute(
             "select current_setting('synchronous_standby_names') <> '' "
             "   and current_setting('synchronous_commit') not in ('off', 'local')"
         )
     )
-    receiving = conn.execute(
-        "select application_name, state, sync_state from pg_stat_replication as r where not exists "
-        "(select from pg_replication_slots where active_pid = r.pid and slot_type = 'logical')"
-    ).fetchall()
+    try:
+        receiving = conn.execute(
+            "select application_name, state, sync_state from pg_stat_replication as r where not exists "
+            "(select from pg_replication_slots where active_pid = r.pid and slot_type = 'logical')"
+        ).fetchall()
+    except errors.InsufficientPrivilege:  # what follows is for people, and decides nothing
+        return None
     found = [(name, how) for name, state, how in receiving if state in (None, "catchup", "streaming")]
     names = sorted(name for name, how in found if awaited and how in (None, "sync", "quorum"))
     return health.Standbys(awaited, names, len(found) - len(names))
@@ -80,7 +83,13 @@ def _clock_offset_ms(conn: Connection[Any]) -> float:
 
 
 def _look_at_tables(conn: Connection[Any], schema: str) -> list[Finding]:
-    (role,) = only(conn.execute("select current_user"))
+    role, function = only(
+        conn.execute(
+            "select current_user, (select min(oid::regprocedure::text) from pg_proc "
+            " where proname = 'pg_logical_emit_message' and pronamespace = 'pg_catalog'::regnamespace "
+            "   and proargtypes[2] = 'text'::regtype and not has_function_privilege(oid, 'execute'))"
+        )
+    )
     tables = conn.execute(
         "select relname, relname = 'duly_meta' or (has_table_privilege(c.oid, 'select') "
         "       and has_table_privilege(c.oid, 'insert') and has_table_privilege(c.oid, 'update') "
@@ -97,7 +106,7 @@ def _look_at_tables(conn: Connection[Any], schema: str) -> list[Finding]:
     ).fetchone()
     (on,) = only(conn.execute("select current_setting('autovacuum') = 'on'"))
     return [
-        health.rights([name for name, allowed, _ in tables if not allowed], role),
+        health.rights([name for name, allowed, _ in tables if not allowed], role, function=function),
         health.vacuum(on=on, off_for=[name for name, _, off in tables if off]),
         health.dead_rows(*(rows or (0, 0))),
     ]

@@ -84,11 +84,11 @@ class ListenWatch(Watch):
         if listener is not None:
             listener.leave()
 
-    def rest(self) -> bool:
-        """End the thread and close the connection."""
+    def rest(self, *, wait: bool = True) -> bool:
+        """End the thread and close the connection. Without `wait`, both happen later."""
         with self._lock:
             listener, self._listener = self._listener, None
-        return listener is not None and listener.stop()
+        return listener is not None and listener.stop(wait=wait)
 
     def abandon(self) -> None:
         """Drop the connection without closing it: the parent listens on it."""
@@ -136,11 +136,11 @@ class _Listener:
         if self._wanted:
             self._want(False)
 
-    def stop(self) -> bool:
-        """End the thread; if called by the thread itself, it ends later. Return whether it was parked."""
+    def stop(self, *, wait: bool = True) -> bool:
+        """End the thread: later without `wait`, or if called by the thread itself. Return whether it was parked."""
         self._stopping.set()
         self._ring()
-        if threading.current_thread() is not self._thread:
+        if wait and threading.current_thread() is not self._thread:
             self._thread.join()
         return self._wanted
 

@@ -33,7 +33,8 @@ class PlannedConnection(Connection[Any]):
         if pid == self.info.backend_pid:
             # JIT is off for all: with enable_seqscan off, a table that must be read whole counts as expensive.
             self.execute(trusted("; ".join(f"set {name} = {value}" for name, value in STEADY_PLANS.items())))
-            self.execute("set jit = off")
+            # A mere warning tells that a commit did not wait for a standby, so warnings are shown.
+            self.execute("set jit = off; set client_min_messages = warning")
             self.direct = True
             self._as_the_server = _for_now(dict(zip(names, values, strict=True)))
 

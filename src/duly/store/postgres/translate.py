@@ -12,13 +12,16 @@ from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, Sto
 ROLLED_BACK = (errors.SerializationFailure, errors.DeadlockDetected, errors.InvalidSqlStatementName)
 # The server works, but another transaction is in the way.
 IN_THE_WAY = (*ROLLED_BACK, errors.LockNotAvailable, errors.QueryCanceled)
-NO_WRITES = "session is read-only"  # libpq's message for a host that it was not to take
+# libpq's message for a host that it was not to take. It has no code. A libpq with translations gives another text in a
+# process that sets LC_MESSAGES: such a host then counts as one that cannot be reached.
+NO_WRITES = "session is read-only"
 # The messages of a server for a wrong name, password or host: waiting does not help.
 REFUSALS = (
     "does not exist",
     "authentication failed",
     "no password supplied",
     "no pg_hba.conf entry",
+    "pg_hba.conf rejects",
     "not permitted to log in",
     "does not support SSL",
 )
@@ -62,7 +65,7 @@ def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> Store
         case errors.QueryCanceled():
             return StoreUnavailable(f"{op}: {where} cancelled it ({detail}); nothing was written")
         case errors.ReadOnlySqlTransaction():
-            return _no_primary(op, where)
+            return _no_primary(op, where, detail)
         case errors.DiskFull() | errors.TooManyConnections() | errors.OutOfMemory():
             return StoreUnavailable(f"{op}: {where} cannot write now ({detail}); nothing was written")
         case psycopg.OperationalError() | psycopg.InterfaceError() if sent:
@@ -73,19 +76,28 @@ def translate(error: psycopg.Error, op: str, where: str, *, sent: bool) -> Store
 
 
 def _not_connected(op: str, where: str, detail: str) -> StoreError:
-    if NO_WRITES in detail:
-        return _no_primary(op, where)
+    standby = NO_WRITES in detail
+    if standby:
+        hosts = detail.split(" - host: ")[1:] or [detail]  # psycopg lists them after the last error
+        others = [f"host {host}" for host in hosts if NO_WRITES not in host]
+        if not others and len(hosts) > where.count(","):
+            return _no_primary(op, where, detail)
+        # Any of them may be a living primary, so promote nothing.
+        detail = "; ".join(others) or detail
     if any(words in detail for words in REFUSALS):
-        return StoreError(f"{op}: {where} refuses the connection ({detail}): look at the URL")
+        kind = StoreUnavailable if standby else StoreError  # a standby may be promoted
+        return kind(f"{op}: {where} refuses the connection ({detail}): look at the URL")
     if "FATAL" in detail:
         return StoreUnavailable(f"{op}: {where} refuses the connection ({detail})")
-    return StoreUnavailable(f"{op}: {where} cannot be reached ({detail}): see that it runs, look at the URL")
+    what = "has no primary that can be reached" if standby else "cannot be reached"
+    return StoreUnavailable(f"{op}: {where} {what} ({detail}): see that it runs, look at the URL")
 
 
-def _no_primary(op: str, where: str) -> StoreUnavailable:
+def _no_primary(op: str, where: str, detail: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{op}: connection to a standby: {where} takes no writes; the URL leads to no primary now. "
-        "Nothing was written: promote a standby, or name the primary in the URL"
+        f"{op}: {where} takes no writes ({detail}): the URL leads to no primary now, or default_transaction_read_only "
+        "is on for this role. Nothing was written: name the primary in the URL; if none runs, promote a standby. "
+        "To read only, set target_session_attrs=any in the URL"
     )
 
 
