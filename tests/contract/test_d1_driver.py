@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from duly import Duly
 from duly.errors import AnswerLost, ConfigError, SchemaMismatch, StoreError, StoreRefused, StoreUnavailable
 from duly.model import Change, NewJob, State, Terms
 from duly.rules.keys import new_token
@@ -177,6 +178,30 @@ def test_c01_a_value_over_the_limit_is_refused_before_it_is_sent(wire: Held) -> 
         driver.run(ops.progress(Lease(new_id(), 1), 1, "é" * 1_000_001))
     assert wire.requests == []
     driver.close()
+
+
+def test_c11_the_looks_of_an_idle_worker_share_a_request(wire: Held, tmp_path: Path) -> None:
+    app = Duly(tmp_path / "unused.db")
+    app.database.driver = driver_on(wire, timeout_s=10)
+
+    @app.task
+    def work() -> None: ...
+
+    def shared() -> bool:
+        looks = {"claim", "expired_leases", "next_fire"}
+        return any(looks <= {line.section for line in lines} for lines in wire.requests)
+
+    async def idle() -> None:
+        worker = app.worker(signals=False)
+        running = asyncio.create_task(worker.run())
+        async with asyncio.timeout(20):
+            while not shared():
+                await asyncio.sleep(0.05)
+        worker.stop()
+        await running
+
+    asyncio.run(idle())
+    app.close()
 
 
 @pytest.mark.parametrize(

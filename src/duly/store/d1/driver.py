@@ -56,6 +56,8 @@ class D1Driver(Driver):
     """Runs operations on one D1 database. Connects to nothing before the first one."""
 
     one_writer = True
+    far = True
+    linger_s = 0.025  # for which a read or a claim waits for others to share its request
 
     def __init__(
         self,
@@ -89,7 +91,9 @@ class D1Driver(Driver):
 
     async def aexecute(self, op: Op[Any]) -> Rows:
         """Run `op` once like `execute`, without blocking the event loop."""
-        await asyncio.sleep(self._first_try_runs(op))
+        is_look = not op.writes or op.name == "claim"
+        linger = self.linger_s if is_look and not self._gathering.led else 0.0
+        await asyncio.sleep(max(linger, self._first_try_runs(op)))
         outcome: Outcome = Word.ALONE if op.urgent else await self._gathering.arun(op)
         if outcome is Word.ALONE:
             return await asyncio.wrap_future(self._start(lambda: self._alone(op), urgent=op.urgent))
