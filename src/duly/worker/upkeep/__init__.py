@@ -57,6 +57,7 @@ class Upkeep:
         self._count = Count(self._shared)
         self._promote_at: dict[str, float] = {}
         self._tidied_at = -math.inf
+        self._idle_tidy_s = FAR_IDLE_TIDY_SECONDS if self._shared.driver.far else IDLE_TIDY_SECONDS
         self._park_at = -math.inf
         self._wake_at = 0.0
         self._prune_at = self._shared.clock() + PRUNE_SECONDS / 2
@@ -80,8 +81,7 @@ class Upkeep:
         await self._look()
         now = self._shared.clock()
         # Decided at each look: a worker that was idle a moment ago may have a backlog now.
-        idle_s = FAR_IDLE_TIDY_SECONDS if self._shared.driver.far else IDLE_TIDY_SECONDS
-        if now >= self._tidied_at + (TIDY_SECONDS if self._wakeups.busy else idle_s):
+        if now >= self._tidied_at + (TIDY_SECONDS if self._wakeups.busy else self._idle_tidy_s):
             self._tidied_at = now
             await self._tidy()
         if now >= self._wake_at:
