@@ -10,8 +10,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Self
+
+from duly import Duly
+from duly.errors import DulyError
 
 TAIL = 20  # lines of the log that are printed below a claim that does not hold
 over = threading.Event()  # then nothing waits any more
@@ -28,6 +32,12 @@ class Transcript:
         parser.add_argument("--url", default=os.environ.get("DULY_URL"), help="a database, in place of a new file")
         self.url: str = parser.parse_args().url or f"{self._folder.name}/duly.db"
         os.environ.update(DULY_URL=self.url, DULY_SCHEMA=f"example_{os.getpid()}")  # the schema is for PostgreSQL
+        try:
+            with closing(Duly(self.url)) as app:
+                app.migrate()
+        except DulyError as error:
+            print(f"the database cannot be used: {' '.join(str(error).split())}", file=sys.stderr)
+            sys.exit(2)
 
     def __enter__(self) -> Self:
         return self

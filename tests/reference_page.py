@@ -111,7 +111,7 @@ LOGGED = {
     "worker.stopping": "the worker claims no more jobs, and lets handlers end",
     "worker.summary": "how many jobs ended in the last minute, by outcome",
     "worker.unknown_queue": "no task of the app has this queue of `--queues`",
-    "worker.waiting_for_database": "the database is unavailable at the start; the worker waits",
+    "worker.waiting_for_database": "the database is unavailable at the start, or has not answered a write for 5 s",
 }
 
 RECORDED = {

@@ -47,7 +47,7 @@ class Duly(App):
         """Work in this event loop until cancelled, or with `drain=True` until nothing is due any more."""
         await self.worker(**options).run()
 
-    def tick(self, *, limit: int = 100, max_seconds: float = 50.0, concurrency: int = 10) -> Ticked:
+    def tick(self, *, limit: int = 100, max_seconds: Duration = 50, concurrency: int = 10) -> Ticked:
         """Do one bounded pass over the queue, as `duly tick` does. `limit` is how many jobs it runs at most."""
         from duly.worker.tick import Ticker
 
@@ -55,7 +55,7 @@ class Duly(App):
             raise ConfigError("app.tick() starts an event loop, and one runs here already: await app.atick() instead")
         return asyncio.run(Ticker(self, limit=limit, max_seconds=max_seconds, concurrency=concurrency).tick())
 
-    async def atick(self, *, limit: int = 100, max_seconds: float = 50.0, concurrency: int = 10) -> Ticked:
+    async def atick(self, *, limit: int = 100, max_seconds: Duration = 50, concurrency: int = 10) -> Ticked:
         """Do one bounded pass over the queue in this event loop, whose signal handlers it leaves alone."""
         from duly.worker.tick import Ticker
 

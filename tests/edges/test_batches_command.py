@@ -615,7 +615,7 @@ MISTAKES = [
     Mistake("wach import", 2, "Did you mean 'watch'?"),
     Mistake("list import", 2, "unexpected extra argument"),
     Mistake("list --activ", 2, "No such option '--activ'"),
-    Mistake("list --limit 0", 2, "0 is not in the range x>=1"),
+    Mistake("list --limit 0", 2, "0 is not in the range 1<=x<=1000000000"),
     Mistake("list --before ffff", 3, "duly: no batch has an id that begins with ffff\n"),
     Mistake("show", 2, "Missing argument 'ID'"),
     Mistake("show import good", 2, "unexpected extra argument"),

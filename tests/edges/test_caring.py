@@ -171,6 +171,13 @@ def test_no_worker_is_an_error_only_while_something_is_due(here, url, database):
     assert found.of("workers")[0][:2] == ("warning", "no worker is alive; what is due is paused, in default")
 
 
+def test_silent_workers_may_run_and_wait_for_the_database(here, url, database):
+    database.app.driver.run(ops.register("w", host="h", pid=1, queues=["default"], tasks=[], beat_ms=1, now=1_000))
+    level, text, remedy = doctor(here, url).of("workers")[0]
+    assert (level, text) == ("warning", "no heartbeat of 1 worker was recorded lately; nothing is due")
+    assert remedy.startswith("see whether they run (duly check); if not, start one")
+
+
 def test_what_is_due_in_a_paused_queue_is_a_warning(here, url, database):
     database.live("note")
     database.add(ago=5 * MINUTE, queue="two words")

@@ -62,7 +62,7 @@ def test_eighty_columns_show_what_one_looks_for_first(stock):
         with Watch(*words, url=stock.url, columns=80, terminal=TERMINAL) as listing:
             lines = listing.until(" boom").splitlines()
             assert listing.wait() == 0
-        assert re.search(r"id +state +attempt +when +task", lines[0])
+        assert re.search(r"id +(state +)?attempt +when +task", lines[0])
         assert all(len(re.sub(r"\x1b\[\d*m", "", line)) <= 80 for line in lines)
 
 
@@ -165,6 +165,8 @@ def test_the_beginning_of_an_id_will_do_where_it_is_the_only_one(stock):
 def test_dead_jobs_are_listed_oldest_first_and_shown(stock):
     lines = told(stock, "dead", "list").splitlines()
     assert [line.split()[0] for line in lines[1:]] == [job.id for job in reversed(stock.jobs(state="dead"))]
+    assert lines[0].split() == ["id", "attempt", "when", "task", "note"]  # all are dead, and in queue default
+    assert "state" in told(stock, "dead", "list", "--partial").splitlines()[0]
     both = json.loads(stock.say("dead", "list", "--partial", "--json").stdout)
     assert [job["task"] for job in both] == ["boom", "boom", "boom", "part"]
     page = stock.say("dead", "list", "--limit", "2")
@@ -594,6 +596,8 @@ def test_a_name_that_nobody_knows_is_paused_with_a_warning(fresh):
 MISTAKES = [
     Mistake("jobs list --state deed", 2, "'deed' is not one of 'scheduled'"),
     Mistake("jobs list --limit -1", 2, "-1 is not in the range"),
+    Mistake(f"jobs list --limit {10**20}", 2, "is not in the range 1<=x<=1000000000"),
+    Mistake(f"dead list --limit {10**20}", 2, "is not in the range"),
     Mistake("jobs list --since yesterday", 2, "--since is 'yesterday': give how long ago, as in 2h"),
     Mistake("jobs list --since -2h", 2, "--since is '-2h': give how long ago"),
     Mistake("jobs list --before xyz", 3, "'xyz' is not the id of a job"),

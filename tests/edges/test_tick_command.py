@@ -17,6 +17,8 @@ from tests.edges.stock import DOWN, IS_DOWN
 pytestmark = pytest.mark.process
 
 TASKS = """
+import time
+
 from duly import Duly, SyncCtx
 
 app = Duly({url!r})
@@ -32,6 +34,10 @@ def note(name: str) -> None:
 @app.task(max_attempts=1)
 def fail() -> None:
     raise ValueError("no")
+
+@app.task
+async def block() -> None:
+    time.sleep(600)
 
 @app.every("100ms", catchup="last")
 def often(ctx: SyncCtx) -> None:
@@ -81,7 +87,9 @@ def test_s10_in_json_a_tick_has_a_figure_for_each_thing_it_did_and_stops_at_its_
     said = json.loads(here.run("tick", "tasks.py", "--limit", "3", "--json").stdout)
     assert (said["ran"], said["succeeded"], said["more"]) == (3, 3, True)
     assert set(said) == set(Ticked.__struct_fields__)
-    assert here.run("tick", "tasks.py", "--limit", "1").stdout.endswith("stopped at its limit: there may be more\n")
+    assert here.run("tick", "tasks.py", "--limit", "1", "--max-seconds", "50s").stdout.endswith(
+        "stopped at its limit: there may be more\n"
+    )
 
 
 @pytest.mark.slow
@@ -93,15 +101,23 @@ def test_s10_ticks_that_overlap_run_every_job_once(here, url):
     assert counts == {str(number): 1 for number in range(150)}
 
 
+def test_s10_a_handler_that_blocks_the_event_loop_does_not_keep_a_tick(here):
+    here.say("enqueue", "tasks.py", "block")
+    answer = here.run("tick", "tasks.py", "--max-seconds", "0.5", "--grace", "100ms")
+    assert answer.returncode == 1
+    assert answer.stderr == "duly: the tick did not stop in time: its jobs are rescued when their leases expire\n"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         ([], 2, "Missing argument 'MODULE:APP'"),
         (["taks:app"], 2, "there is no module 'taks'"),
         (["tasks:ap"], 2, "did you mean 'app'?"),
-        (["tasks.py", "--limit", "0"], 2, "0 is not in the range x>=1"),
-        (["tasks.py", "--max-seconds", "0"], 2, "0.0 is not in the range x>0"),
-        (["tasks.py", "--max-seconds", "soon"], 2, "'soon' is not a valid float"),
+        (["tasks.py", "--limit", "0"], 2, "0 is not in the range 1<=x<=1000000000"),
+        (["tasks.py", "--concurrency", "9" * 20], 2, "is not in the range 1<=x<=1000000000"),
+        (["tasks.py", "--max-seconds", "0"], 2, "--max-seconds is zero: give a duration above zero"),
+        (["tasks.py", "--max-seconds", "soon"], 2, "--max-seconds is 'soon', which is not a duration"),
         (["tasks.py", "--queues", "mail:x"], 2, "'mail:x' is not NAME or NAME:LIMIT"),
         (["tasks.py", "--grace", "-1s"], 2, "is '-1s', which is negative"),
         (["tasks.py", "--url", "mysql://host/db"], 2, "'mysql:' is not a database URL"),

@@ -162,6 +162,7 @@ def test_a_job_that_is_not_there_is_exit_code_3_and_looking_makes_no_database(he
         ([":app"], 2, r"names no module: write module:app"),
         (["/elsewhere/tasks.py"], 2, r"is not below this folder"),
         (["tasks", "--url", "mysql://host/db"], 2, r"'mysql:' is not a database URL"),
+        (["tasks", "--url", ""], 2, r"the database URL is empty: give a path"),
         (["tasks", "--url", "missing/folder/jobs.db"], 2, r"the folder .*missing/folder does not exist"),
         (["tasks", "--url", "dangling.db"], 1, r"dangling.db cannot be used .*: check the file"),
         (["tasks", "--queues", "mail:many"], 2, r"'mail:many' is not NAME or NAME:LIMIT"),
@@ -598,6 +599,16 @@ def test_check_tells_whether_the_workers_here_are_alive(here):
     assert supervisor.wait() == 0
     assert here.say("check", "--worker").returncode == 1
     assert list((here.path / "run").iterdir()) == []
+
+
+def test_check_finds_an_event_loop_that_hangs(here):
+    tasks = here.app()
+    worker = here.start("worker", "tasks:app")
+    tasks.block.enqueue()
+    here.wait_for_file("blocking")
+    wait_until(lambda: here.say("check", "--within", "2s").returncode == 1, "silence")
+    assert "is silent" in here.say("check", "--within", "2s").stdout
+    worker.process.kill()
 
 
 def test_check_needs_no_flag(here):

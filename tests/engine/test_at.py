@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import psycopg
 import pytest
@@ -210,7 +210,7 @@ def test_h05_at_returns_one_object_for_a_place_and_opens_nothing(app: Duly, tmp_
     eu = app.at("eu.db")
     assert type(eu) is Duly
     assert app.at(Path("eu.db")) is eu.at("eu.db") is app.at("us.db").at("eu.db") is eu
-    assert app.at("eu.db", schema="other") is not eu
+    assert app.at("postgresql://h/eu", schema="other") is not app.at("postgresql://h/eu")
     assert eu.settings.schema == "duly"
     assert eu.database.new_id is app.database.new_id  # forks know each for ever
     assert [*tmp_path.iterdir()] == []
@@ -259,7 +259,7 @@ def test_h05_settings_are_the_apps_but_for_the_place(
     monkeypatch.setenv("DULY_LISTEN_URL", "postgresql://db/own")
     monkeypatch.setenv("DULY_URL", "postgresql://db/own")
     (tmp_path / "duly.toml").write_text("max_attempts = 9")
-    own = Duly("never.db", schema="ours", lease="7s")
+    own = Duly("postgresql://127.0.0.1:1/never", schema="ours", lease="7s")
     monkeypatch.chdir("/")  # the folder of the app counts
     assert own.at("eu.db").settings.url.path == str(tmp_path / "eu.db")
     shard = own.at("postgresql://eu/shop")
@@ -274,6 +274,22 @@ def test_h05_at_takes_a_url_or_a_path(app: Duly, wrong: Any) -> None:
         app.at(wrong)
     with pytest.raises(ConfigError, match="'mysql:' is not a database URL"):
         app.at("mysql://db/shop")
+    for give in (lambda: app.at("eu.db", schema="eu"), lambda: Duly("eu.db", schema="eu")):
+        with pytest.raises(ConfigError, match="schema= is for PostgreSQL: give each tenant a file of its own"):
+            give()
+    assert Duly("postgresql://h/shop", schema="eu").at("eu.db").settings.url.path  # a schema that others have
+
+
+def test_h05_an_app_shows_its_database_without_the_password_and_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = Duly(tmp_path / "none" / "shard-0.db")
+    shown = [repr(one) for one in (app, app.at("shard-1.db"), app.at("postgresql://a:geheim@one:5432/shop?x=geheim"))]
+    assert shown == [f"<Duly {tmp_path}/none/shard-0.db>", "<Duly shard-1.db>", "<Duly PostgreSQL one:5432/shop>"]
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "duly.toml").write_text("lease = 'soon'")
+    assert repr(app.at("shard-2.db")) == "<Duly>"  # what is wrong is said by the first operation
 
 
 def test_h05_using_app_refuses_what_is_not_this_app(app: Duly) -> None:
@@ -284,6 +300,7 @@ def test_h05_using_app_refuses_what_is_not_this_app(app: Duly) -> None:
         (lambda: toil.using(app=eu, conn=object()), r"conn= decides the database: leave app= out"),
         (lambda: toil.using(app=eu).using(conn=object()), r"conn= decides the database"),
         (lambda: toil.using(app="eu.db"), r"toil: app= is of type str: give what app\.at\(url\) returns"),
+        (lambda: toil.using(app=cast("Any", None)), r"toil: app= is None: give what app\.at\(url\) returns"),
         (lambda: toil.using(app=stranger), r"toil: app= does not know this task"),
         (lambda: app.batch("b", on_complete=toil.using(app=eu)), r"using\(app=…\), which a callback cannot have"),
         (lambda: app.schedules.create("s", toil.using(app=eu).call(1), "1h"), r"using\(app=\) makes no sense"),
@@ -371,7 +388,7 @@ WORKS = """
 import os, sys
 from shop import app, apart, note
 
-eu = app.at(sys.argv[1], schema="other")
+eu = app.at(sys.argv[1], schema="other" if "://" in sys.argv[1] else None)
 eu.migrate()
 job = apart.using(app=eu).enqueue()
 eu.run(drain=True)

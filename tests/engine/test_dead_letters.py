@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -278,6 +279,14 @@ def test_r07_replay_all_is_bounded_oldest_first_and_filtered(app: Duly, fail: An
         every(tusk="x")
     with pytest.raises(ConfigError, match="limit= is 0"):
         every(limit=0)
+
+
+def test_without_logging_an_event_is_printed_with_its_task_job_and_error(
+    app: Duly, fail: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger("duly.worker"), "propagate", False)  # to the handlers of pytest
+    lost = dead(app, fail, 1)
+    assert capsys.readouterr().err == f"job.dead fail {lost[0]} no 1\n"
 
 
 def test_r09_a_resolved_job_is_not_replayed_or_resolved_again(app: Duly, fail: Any) -> None:

@@ -210,9 +210,19 @@ def test_s10_delayed_jobs_are_left_to_the_next_tick(app: Duly) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"limit": 0}, "limit= is 0. It must be at least 1"), ({"max_seconds": math.nan}, "max_seconds= is nan. It must")],
+    [
+        ({"limit": 0}, "limit= is 0: give a whole number from 1 to 1,000,000,000"),
+        ({"limit": "5"}, "limit= is '5': give"),
+        ({"limit": 1.5}, "limit= is 1.5: give"),
+        ({"limit": None}, "limit= is None: give"),
+        ({"limit": 10**30}, "limit= is 1000.*: give"),
+        ({"concurrency": 10**5000}, "concurrency= is a number of more than 4,300 digits: give"),
+        ({"max_seconds": 0}, "max_seconds= is zero: give a duration above zero"),
+        ({"max_seconds": math.nan}, "max_seconds= is nan, which is not a duration"),
+        ({"max_seconds": "50x"}, "max_seconds= is '50x'"),
+    ],
 )
-def test_s10_bounds_of_zero_are_refused(app: Duly, options: dict[str, Any], words: str) -> None:
+def test_s10_bounds_that_are_none_are_refused(app: Duly, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Ticker(app, **options)
 
@@ -228,7 +238,7 @@ def test_s10_a_tick_in_code_does_one_pass_with_its_bounds(app: Duly) -> None:
         ran.append(number)
 
     note.enqueue_many(note.call(number) for number in range(4))
-    first = app.tick(limit=3, max_seconds=20, concurrency=1)
+    first = app.tick(limit=3, max_seconds="20s", concurrency=1)
     assert (first.ran, first.more, ran) == (3, True, [0, 1, 2])
 
     async def inside() -> Ticked:

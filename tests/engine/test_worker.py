@@ -821,6 +821,28 @@ def test_j10_a_lease_that_ended_does_not_take_its_successor_along(app: Duly) -> 
     asyncio.run(scenario())
 
 
+def test_j12_the_time_that_a_heartbeat_waits_is_no_silence_of_the_event_loop(
+    app: Duly, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, answered = [0.0], app.driver.run
+    worker = Worker(app, clock=lambda: now[0])
+    lease_s = worker.shared.shortest_ms / 1000
+
+    def after_a_minute(op: Any) -> Any:
+        now[0] += 60
+        return answered(op)
+
+    monkeypatch.setattr(app.driver, "run", after_a_minute)
+    now[0] = 0.5 * lease_s  # since then the event loop has not answered
+    worker.heartbeat.beat()
+    worker.heartbeat.beat()
+    assert now[0] > 120
+    now[0] += 0.75 * lease_s
+    worker.heartbeat.beat()
+    blocked = [vars(one)["seconds"] for one in caplog.records if one.message == "worker.loop_blocked"]
+    assert blocked == [round(1.25 * lease_s, 1)]
+
+
 def test_a_worker_stops_when_one_of_its_parts_fails(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
     async def breaks(self: Deadlines) -> None:
         raise RuntimeError("broken on purpose")

@@ -49,6 +49,12 @@ def test_x01_a_planted_mistake_turns_its_line(line):
     assert f"✔ {line}: " in printed
 
 
+@pytest.mark.parametrize("url", ["postgresql://me:geheim@127.0.0.1:1/test", "nonsense://x", "/nope/x.db"])
+def test_x01_a_database_that_cannot_be_used_is_told_in_a_line(url):
+    code, printed = run("--url", url)
+    assert (code, printed.count("\n"), "geheim" in printed) == (2, 1, False), printed
+
+
 @cache
 def once() -> tuple[int, str]:
     return run()

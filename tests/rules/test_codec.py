@@ -194,6 +194,7 @@ def nested(depth: int) -> list[Any]:
         ({None: 3}, "the value has a key of type NoneType"),
         ({"a": (n for n in [1])}, "a is of type generator"),
         ({"x": LOOP}, "x[1].back refers to itself"),
+        ({"n": [10**5000]}, "n[0] has more than 4,300 digits: give it as a text"),
         (nested(20_000), "the value is nested too deeply"),
         (TWICE, f"the value {TWO_KEYS}"),
         ({"a b": [Point(TWICE)]}, f"['a b'][0].x {TWO_KEYS}"),

@@ -179,6 +179,28 @@ def test_s01_a_wrong_time_is_refused_with_the_reason(when, words):
     assert len(str(refused.value)) < 250
 
 
+@pytest.mark.parametrize(
+    ("when", "instead", "interval"),
+    [
+        ("*/70 * * * *", "0 * * * *", "70m"),
+        ("5/90 * * * *", "5 * * * *", "90m"),
+        ("0 */25 * * *", "0 0 * * *", "25h"),
+        ("0 9 */32 * *", "0 9 1 * *", "32d"),
+        ("0 9 1 mar-may/13 *", "0 9 1 mar *", None),
+        ("0 9 * * 1-5/8", "0 9 * * 1", None),
+    ],
+)
+def test_s01_a_step_that_is_longer_than_its_field_is_refused_with_what_it_is_due_at(when, instead, interval):
+    with pytest.raises(ConfigError, match=r"has a step above .* only: write ") as refused:
+        timing(when)
+    value, _, every = str(refused.value).rpartition(": write ")[2].partition(", or ")
+    assert value in instead.split()
+    assert every == ("" if interval is None else f'every("{interval}")')
+    assert timing(instead)
+    assert interval is None or timing(interval)
+    timing("*/60 */24 */31 */12 */7")
+
+
 @pytest.mark.parametrize("place", range(5))
 @pytest.mark.parametrize("step", ["", "/2", "/5"])
 def test_s01_what_to_write_for_a_range_around_the_end_is_accepted_and_due_then(place, step):

@@ -100,12 +100,13 @@ def test_every_setting_can_come_from_everywhere():
         ({"max_attempts": True}, {}, None, "max_attempts (from argument)"),
         ({"max_attempts": 0}, {}, None, "1 or more"),
         ({"max_attempts": 2.5}, {}, None, "whole number"),
+        ({"max_attempts": "9" * 61}, {}, None, f"is '{'9' * 59}…: give a whole number"),
         ({"schema": 'x"; drop'}, {}, None, "schema (from argument)"),
         ({"durability": "off"}, {}, None, "durability (from argument)"),
         ({"url": 5}, {}, None, "url (from argument)"),
         ({}, {"DULY_URL": "mysql://u:geheim@h/d"}, None, "url (from $DULY_URL)"),
         ({}, {}, "lease = ", "duly.toml is not valid TOML"),
-        ({}, {}, f"lease = {'1' * 4301}", "duly.toml is not valid TOML: Exceeds the limit"),
+        ({}, {}, f"lease = {'1' * 4301}", "duly.toml is not valid TOML: it has a number of more than 4,300 digits"),
         ({}, {}, f"lease = {'[' * 9999}", "duly.toml is not valid TOML: maximum recursion"),
     ],
 )
@@ -202,6 +203,10 @@ def test_a_password_is_kept_but_never_shown(url, store, shown):
         ("postgresql://h/d?password=geheim%", "percent-encode"),
         ("u:geheim@h/d", "a login without a scheme"),
         ("postgresql://h:port/d", "look at its host and port"),
+        (
+            "postgresql://u:geheim@h:port/d",
+            "percent-encode special characters in user name and password, and look at its",
+        ),
         ("d1://", "no host"),
     ],
 )

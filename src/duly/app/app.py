@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from duly.app import queues
 from duly.app.batches import Batch, Batches
-from duly.app.database import Database, OtherDatabase, Place
+from duly.app.database import Database, OtherDatabase, Place, refuse_schema
 from duly.app.dead import Dead
 from duly.app.decorator import TaskDecorator
 from duly.app.events import Events
@@ -31,6 +31,7 @@ from duly.app.tasks import Tasks
 from duly.errors import ConfigError, JobNotFound, NotReplayable, TransitionRefused
 from duly.model import JobRecord, Limit, Pause, QueueFigure, State, TaskLimits, WorkerRecord
 from duly.rules.durations import Duration
+from duly.rules.messages import brief
 from duly.rules.settings import Settings
 from duly.rules.why import Why
 from duly.store import lanes, ops
@@ -87,6 +88,7 @@ class App:
     ) -> None:
         """Take the settings of the app. Others come from `$DULY_…`, `duly.toml`, or have their default."""
         self._database = Database({name: value for name, value in locals().items() if name != "self"})
+        refuse_schema(url, schema)
         self.tasks = Tasks(self._database)
         self.schedules = Schedules(self.tasks)
         self.events = Events()
@@ -96,6 +98,15 @@ class App:
         self._home: App | None = None
         self._elsewhere: WeakValueDictionary[Place, App] = WeakValueDictionary()
         self._databases: WeakValueDictionary[Place, OtherDatabase] = WeakValueDictionary()
+
+    def __repr__(self) -> str:
+        try:
+            shown = self.settings.url.shown
+        except Exception:  # a setting is wrong, which the first operation says
+            return f"<{type(self).__name__}>"
+        if "://" in shown:
+            shown = f"PostgreSQL {shown.rpartition('@')[2].removeprefix('postgresql://')}"
+        return f"<{type(self).__name__} {shown}>"
 
     # Definition
 
@@ -151,6 +162,7 @@ class App:
         """
         if not isinstance(url, str | os.PathLike):
             raise ConfigError("app.at() takes a URL or a path; for a connection of yours use using(conn=)")
+        refuse_schema(url, schema)
         place = os.fspath(url), schema
         with _one_at:
             shard = self._elsewhere.get(place)
@@ -396,7 +408,7 @@ def _listing(filters: JobFilters) -> Op[list[JobRecord]]:
         try:
             read["state"] = State(state)
         except ValueError:
-            raise ConfigError(f"state={state!r} is no state: give one of {', '.join(State)}") from None
+            raise ConfigError(f"state={brief(state)} is no state: give one of {', '.join(State)}") from None
     return ops.listing(**read)
 
 

@@ -30,6 +30,7 @@ from duly.model import BatchRecord, Enqueued, Envelope, NewJob
 from duly.rules import envelope as envelopes
 from duly.rules import keys
 from duly.rules.checks import named
+from duly.rules.messages import brief
 from duly.store import batches as store
 from duly.store import ops, sequence
 from duly.store.batches import Added, Callbacks, Opened
@@ -430,7 +431,7 @@ def _callback(tasks: Tasks, task: Task[..., Any, Any] | str | None, what: str, b
 
 def _check_share(share: Any, what: str) -> None:
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        raise ConfigError(f"{what} is {share!r}: give a share above 0 and up to 1, as in 0.95")
+        raise ConfigError(f"{what} is {brief(share)}: give a share above 0 and up to 1, as in 0.95")
 
 
 class BatchFilters(TypedDict, total=False):

@@ -40,8 +40,9 @@ class Database:
 
     @property
     def place(self) -> Place:
-        """Where it is. An app may open one place twice."""
-        return self.settings.url.path or self.settings.url.dsn, self.settings.schema
+        """Where it is; a file has no schema. An app may open one place twice."""
+        url = self.settings.url
+        return (url.dsn, self.settings.schema) if url.path is None else (url.path, None)
 
     @cached_property
     def settings(self) -> settings.Settings:
@@ -123,6 +124,12 @@ class Database:
         """Close the database; the next operation opens it again."""
         if "driver" in self.__dict__:
             self.driver.close()
+
+
+def refuse_schema(url: str | os.PathLike[str] | None, schema: str | None) -> None:
+    """Raise for a schema that code gives beside a SQLite file, which has none."""
+    if url is not None and schema is not None and settings.parse_url(url).path is not None:
+        raise ConfigError("schema= is for PostgreSQL: give each tenant a file of its own")
 
 
 class OtherDatabase(Database):

@@ -17,6 +17,7 @@ from duly.rules import keys, signature
 from duly.rules.checks import named, whole
 from duly.rules.durations import Duration, to_ms
 from duly.rules.lifecycle import Policy
+from duly.rules.messages import brief
 from duly.rules.rate import rate_of
 
 Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
@@ -126,7 +127,7 @@ def _context_hint(handler: Callable[..., Any], parameter: inspect.Parameter) -> 
 
 def _kind(name: str, isolation: Isolation | None, is_async: bool) -> Kind:
     if isolation not in (None, "thread", "process"):
-        raise ConfigError(f"{name}: isolation= is {isolation!r}: give 'process', 'thread' or nothing")
+        raise ConfigError(f"{name}: isolation= is {brief(isolation)}: give 'process', 'thread' or nothing")
     if isolation == "process":
         return Kind.PROCESS
     if isolation == "thread" and is_async:
@@ -191,7 +192,7 @@ def _matcher(errors: Errors, what: str) -> Callable[[BaseException], bool]:
 
 def _aliases(aliases: Any, name: str) -> tuple[str, ...]:
     if isinstance(aliases, str) or not isinstance(aliases, Iterable):
-        raise ConfigError(f"{name}: aliases= is {aliases!r}: give a list of names")
+        raise ConfigError(f"{name}: aliases= is {brief(aliases)}: give a list of names")
     return tuple(named(alias, f"{name}: one of aliases=") for alias in aliases)
 
 
@@ -206,7 +207,7 @@ def _limits(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if ordering_dead is not None and ordering_key is None:
         raise ConfigError(f"{name}: ordering_dead= is for a task with an ordering_key=")
     if ordering_dead not in (None, "block", "skip"):
-        raise ConfigError(f"{name}: ordering_dead= is {ordering_dead!r}: give 'block' or 'skip'")
+        raise ConfigError(f"{name}: ordering_dead= is {brief(ordering_dead)}: give 'block' or 'skip'")
     return {
         "cap": None if cap is None else _cap(cap, name),
         "cap_key": None if cap_key is None else key(cap_key, f"{name}: cap_key="),

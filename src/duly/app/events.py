@@ -44,7 +44,7 @@ class Events:
         """Log an event and call the listeners."""
         self.counts[name] += 1
         if log.isEnabledFor(level):
-            log.log(level, name, extra=fields)
+            log.log(level, name if log.hasHandlers() else _alone(name, fields), extra=fields)
         for listener in self._listeners:
             try:
                 listener(name, fields)
@@ -75,6 +75,11 @@ class Events:
             retry_in_ms=change.after_ms if change.state is State.SCHEDULED else None,
             ran_ms=None if begun_at is None else round(((lease.ended_at or ended_at) - begun_at) * 1000, 3),
         )
+
+
+def _alone(name: str, fields: Mapping[str, Any]) -> str:
+    """Write an event for a program that has set up no logging: Python then prints the message, without the fields."""
+    return " ".join([name, *(str(value) for word in ("task", "job_id", "error") if (value := fields.get(word)))])
 
 
 def about(lease: Lease) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from duly.errors import ConfigError
-from duly.rules.checks import moment
+from duly.rules.checks import count, moment
 
 
 def checked(filters: Mapping[str, Any], known: type) -> dict[str, Any]:
@@ -19,9 +19,7 @@ def checked(filters: Mapping[str, Any], known: type) -> dict[str, Any]:
     for name in ("since", "until"):
         if isinstance(at := read.get(name), datetime):
             read[name] = moment(at, f"{name}=")
-    limit = read.get("limit", 1)
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ConfigError(f"limit= is {limit!r}: give a whole number, 1 or more")
+    count(read.get("limit", 1), "limit=")
     return read
 
 

@@ -97,7 +97,9 @@ class Job(Generic[R_co]):
             return None if known.result is None else codec.decode(known.result, self._by.definition.result_type)
         if self._by.is_staged and not known.succeeded:
             raise JobNotFound(
-                f"{self!r} is not there yet: it was enqueued on your own connection; commit first", self.id
+                f"{self!r} is not there yet: it was enqueued on your own connection; commit first. On another database "
+                f'write ann.tasks["{self._by.definition.name}"].using(conn=…), with ann = app.at(url)',
+                self.id,
             )
         raise ResultExpired(f"{self!r} has no result any more: it is kept for result_ttl, and not with keep=0", self.id)
 

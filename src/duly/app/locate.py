@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from duly.app.app import App
 from duly.errors import ConfigError
+from duly.rules.settings import parse_url
 
 # A database named on the command line wins over the one in the code, in child processes too.
 FORCED_URL = "DULY_FORCED_URL"
@@ -168,6 +169,7 @@ def _apps(module: Any) -> list[str]:
 
 def _force(app: App, url: str | None) -> None:
     if url is not None:
+        parse_url(url)  # an empty one, of a shell variable that is not set, is not the default
         os.environ[FORCED_URL] = url
     if forced := os.environ.get(FORCED_URL):
         app.database.change(url=forced)

@@ -9,6 +9,7 @@ from duly.app.filters import user
 from duly.errors import ConfigError
 from duly.rules import checks
 from duly.rules.durations import Duration, to_ms
+from duly.rules.messages import brief
 from duly.rules.rate import Rate, rate_of
 from duly.store import lanes, ops
 from duly.store.op import Op
@@ -104,7 +105,7 @@ def _depth(depth: Any) -> int | None:
     if depth is None or depth == "off":
         return None if depth is None else OFF
     if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= MOST_DEPTH:
-        raise ConfigError(f"depth= is {depth!r}: give how many jobs may wait, from 1 to {MOST_DEPTH:,}, or 'off'")
+        raise ConfigError(f"depth= is {brief(depth)}: give how many jobs may wait, from 1 to {MOST_DEPTH:,}, or 'off'")
     return depth
 
 
@@ -118,5 +119,5 @@ def _share(share: Any) -> float | None:
     if share is None or share == "off":
         return None if share is None else OFF
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise ConfigError(f"retry_share= is {share!r}: give a share from 0 to 1, as in 0.2, or 'off'")
+        raise ConfigError(f"retry_share= is {brief(share)}: give a share from 0 to 1, as in 0.2, or 'off'")
     return share

@@ -49,6 +49,10 @@ class HasTasks(Protocol):
         """Its tasks."""
 
 
+NO_APP: Any = msgspec.UNSET
+_LEFT_OUT = {"app": NO_APP}  # None as app= is a lookup that found nothing, which must not enqueue into another database
+
+
 class Call(msgspec.Struct, Generic[R_co], eq=False, frozen=True):
     """One call of a task, with checked arguments, to be enqueued with others."""
 
@@ -137,18 +141,22 @@ class Task(Generic[P, C, R]):
         correlation_id: str | None = None,
         conn: Any = None,
         batch: Adds | None = None,
-        app: HasTasks | None = None,
+        app: HasTasks = NO_APP,
     ) -> Task[P, C, R]:
         """Return the task with other options for the jobs enqueued through it. The task itself does not change.
 
         `debounce` runs the last call under a key, once no other call has come for this long. `unique_for` keeps the
         key for this long from the enqueue on. `app` is the app on another database, as `app.at` returns it.
         """
-        given = {option: value for option, value in locals().items() if option != "self" and value is not None}
+        given = {
+            option: value
+            for option, value in locals().items()
+            if option != "self" and value is not _LEFT_OUT.get(option)
+        }
         using = self._using.changed(self.definition, given)
-        if app is not None and not app.tasks.knows(self.definition):
+        if app is not NO_APP and not app.tasks.knows(self.definition):
             raise ConfigError(f"{self.name}: app= does not know this task: give its own app, or that app's app.at(url)")
-        return Task(self._tasks if app is None else app.tasks, self.definition, using)
+        return Task(self._tasks if app is NO_APP else app.tasks, self.definition, using)
 
     # Inside
 

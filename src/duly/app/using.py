@@ -87,9 +87,9 @@ def _check_types(name: str, given: Mapping[str, Any]) -> None:
             f"{name}: batch= is of type {type(batch).__name__}: give the batch of `with app.batch(…) as batch`, "
             "or app.batches.get(id)"
         )
-    app = given.get("app")
-    if app is not None and not hasattr(app, "tasks"):
-        raise ConfigError(f"{name}: app= is of type {type(app).__name__}: give what app.at(url) returns")
+    if "app" in given and not hasattr(app := given["app"], "tasks"):
+        found = "app= is None" if app is None else f"app= is of type {type(app).__name__}"
+        raise ConfigError(f"{name}: {found}: give what app.at(url) returns")
     for option in ("subject", "correlation_id"):
         if option in given and not isinstance(given[option], str):
             raise ConfigError(f"{name}: {option}= is of type {type(given[option]).__name__}: give a text")

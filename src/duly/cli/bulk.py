@@ -13,7 +13,7 @@ import click
 
 from duly.cli import output
 from duly.cli.database import Choice, database_options, whole_id
-from duly.cli.options import audit_options, bulk_options, json_option
+from duly.cli.options import COUNT, audit_options, bulk_options, json_option
 from duly.duly import Duly
 from duly.errors import JobNotFound, StoreError
 from duly.model import MANY, JobRecord
@@ -81,9 +81,7 @@ def bulk_command(
                 sys.exit(change(app, chosen, functools.partial(act, app, **changing), **how))
 
         command = bulk_options(audit(database_options(json_option(run))))
-        command = click.option("--limit", type=click.IntRange(1), help="How many at most. Default: all that match.")(
-            command
-        )
+        command = click.option("--limit", type=COUNT, help="How many at most. Default: all that match.")(command)
         command = click.option("--all", "everything", is_flag=True, help=everything)(command)
         return click.argument("ids", metavar="[ID]…", nargs=-1)(command)
 

@@ -14,7 +14,7 @@ from duly.cli.bulk import Done, Listing, Selection, bulk_command, change
 from duly.cli.database import since_ms, whole_id, with_app
 from duly.cli.jobs import print_jobs, read_story, replay
 from duly.cli.json_text import read_json
-from duly.cli.options import C, audit_options, bulk_options, by_option, filter_options, page_options
+from duly.cli.options import COUNT, C, audit_options, bulk_options, by_option, filter_options, page_options
 from duly.duly import Duly
 from duly.errors import ConfigError, JobNotFound, KeyConflict, NotReplayable
 from duly.model import JobRecord, State
@@ -75,7 +75,7 @@ def list_(app: Duly, limit: int, after: str | None, everything: bool, as_json: b
         found,
         limit,
         flag="--after",
-        show=lambda shown: print_jobs(shown, now),
+        show=lambda shown: print_jobs(shown, now, usual={"state": State.DEAD, "queue": "default"}),
         empty="no dead job matches these filters" if filtered else "there are no dead jobs",
         as_json=as_json,
     )
@@ -179,7 +179,7 @@ def _hint(job: JobRecord, error: Exception) -> str:
 @command.command("replay-all")
 @dead_filters
 @partial_option
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=COUNT, default=100, show_default=True, help="How many at most.")
 @bulk_options
 @audit_options
 @with_app

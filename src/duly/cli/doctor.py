@@ -91,7 +91,9 @@ class _Workings:
         run = app.driver.run
         self._app = app
         self._now: int = run(ops.clock())
-        self._workers: list[WorkerRecord] = [worker for worker in run(ops.workers()) if worker.alive]
+        known = run(ops.workers())
+        self._workers: list[WorkerRecord] = [worker for worker in known if worker.alive]
+        self._silent = len(known) - len(self._workers)
         self._queues: list[QueueFigure] = run(ops.queues())
         self._pauses: list[Pause] = run(ops.paused())
         self._paused = {pause.name: pause for pause in self._pauses if pause.kind == "queue"}
@@ -110,15 +112,18 @@ class _Workings:
 
     def _check_workers(self) -> Iterator[Finding]:
         due = [name for name in self._due if name not in self._paused]
-        start = "start one: duly worker module:app"
+        none, start = "no worker is alive", "start one: duly worker module:app"
+        if self._silent:
+            none = f"no heartbeat of {output.plural(self._silent, 'worker')} was recorded lately"
+            start = f"see whether they run (duly check); if not, {start}"
         if self._workers:
             hosts = sorted({worker.host for worker in self._workers})
             yield Finding("workers", "ok", f"{output.plural(len(self._workers), 'worker')} alive on {_some(hosts)}")
         elif due:
-            yield Finding("workers", "error", f"no worker is alive, and jobs are due in {_some(due)}", start)
+            yield Finding("workers", "error", f"{none}, and jobs are due in {_some(due)}", start)
         else:
             what = f"what is due is paused, in {_some(self._due)}" if self._due else "nothing is due"
-            yield Finding("workers", "warning", f"no worker is alive; {what}", start)
+            yield Finding("workers", "warning", f"{none}; {what}", start)
         served = {name for worker in self._workers for name in worker.queues}
         if self._workers and (unserved := [name for name in due if name not in served]):
             yield Finding(

@@ -78,15 +78,18 @@ def list_(
     )
 
 
-def print_jobs(jobs: Sequence[JobRecord], now: int) -> None:
-    """Print a table of jobs; the columns that matter most fit into 80 characters."""
-    output.table(
-        ["id", "state", "attempt", "when", "task", "queue", "note"],
-        [
-            [job.id, job.state, f"{job.attempt}/{job.max_attempts}", _when(job, now), job.task, job.queue, note(job)]
-            for job in jobs
-        ],
-    )
+def print_jobs(jobs: Sequence[JobRecord], now: int, *, usual: Mapping[str, str] | None = None) -> None:
+    """Print a table of jobs, without the columns in which every job has the `usual` text."""
+    lines = [
+        {
+            "id": job.id, "state": job.state, "attempt": f"{job.attempt}/{job.max_attempts}", "when": _when(job, now),
+            "task": job.task, "queue": job.queue, "note": note(job),
+        }
+        for job in jobs
+    ]  # fmt: skip
+    names = ["id", "state", "attempt", "when", "task", "queue", "note"]
+    shown = [name for name in names if any(line[name] != (usual or {}).get(name) for line in lines)]
+    output.table(shown, [[line[name] for name in shown] for line in lines])
 
 
 def _when(job: JobRecord, now: int) -> str:

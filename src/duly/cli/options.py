@@ -10,11 +10,13 @@ import click
 from duly.app.filters import user
 from duly.cli import logs
 from duly.model import State
+from duly.rules.checks import MOST
 from duly.rules.durations import to_ms
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 SHORTEST_INTERVAL_MS = 100
+COUNT = click.IntRange(1, MOST)
 
 
 URL_OF_APP = click.option(
@@ -44,7 +46,7 @@ def worker_options(command: C) -> C:
         ),
         click.option(
             "--concurrency",
-            type=click.IntRange(1),
+            type=COUNT,
             default=10,
             show_default=True,
             envvar="DULY_CONCURRENCY",
@@ -79,9 +81,7 @@ def page_options(flag: str, which: str) -> Callable[[C], C]:
 
     def add(command: C) -> C:
         command = click.option(flag, metavar="ID", help=f"{which}: the next page.")(command)
-        return click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="How many at most.")(
-            command
-        )
+        return click.option("--limit", type=COUNT, default=50, show_default=True, help="How many at most.")(command)
 
     return add
 

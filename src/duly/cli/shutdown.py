@@ -26,7 +26,7 @@ class Ending:
         self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stop: Callable[[], object] | None = None
         self._grace_s = 0.0
-        self._leave: Callable[[], object] = _stuck
+        self._leave: Callable[[], object] = stuck
         self.asked = 0
         self.idle_code = 0  # the exit code when there is nothing to stop yet
 
@@ -39,9 +39,13 @@ class Ending:
             os.set_inheritable(lifeline, False)
             threading.Thread(target=self._hold, args=(lifeline,), name="duly-lifeline", daemon=True).start()
 
-    def asks(self, stop: Callable[[], object], *, grace_s: float) -> None:
-        """Call `stop` on a signal. Before this there is nothing to stop, and the process exits."""
+    def asks(self, stop: Callable[[], object], *, grace_s: float, holds: Callable[[], object] = bool) -> None:
+        """Call `stop` on a signal. Before this there is nothing to stop, and the process exits.
+
+        `holds`: whether jobs may be left behind.
+        """
         self._grace_s = grace_s
+        self._leave = lambda: stuck("worker", holds)
         self._stop = stop
 
     def over(self, leave: Callable[[], object]) -> None:
@@ -66,10 +70,8 @@ class Ending:
             except queue.Empty:
                 self._leave()
                 return
-            if word == "stop":
-                until = self._ask()
-            elif until is None:
-                until = time.monotonic() + LAST_SECONDS
+            # After "over" the worker holds nothing any more.
+            until = self._ask() if word == "stop" else time.monotonic() + LAST_SECONDS
 
     def _ask(self) -> float:
         """Stop the worker, and return when the process must have ended."""
@@ -89,6 +91,8 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def _stuck() -> None:
-    os.write(2, b"duly: the worker did not stop in time: its jobs are rescued when their leases expire\n")
+def stuck(what: str = "worker", holds: Callable[[], object] = bool) -> None:
+    """Print that a worker or a tick did not stop in time, and end this process. `holds`: whether jobs are left."""
+    left = ": its jobs are rescued when their leases expire" if holds() else "; it held no jobs"
+    os.write(2, f"duly: the {what} did not stop in time{left}\n".encode())
     os._exit(1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import click
 
+from duly.app.define import span
 from duly.app.locate import find_app
 from duly.cli import logs, output
-from duly.cli.options import URL_OF_APP, json_option
+from duly.cli.options import COUNT, URL_OF_APP, json_option
+from duly.cli.shutdown import LAST_SECONDS, stuck
 from duly.cli.worker import read_queues, warn_of_mistakes
 from duly.duly import Duly
 from duly.worker.tick import Ticked, Ticker
@@ -19,19 +22,19 @@ from duly.worker.tick import Ticked, Ticker
 @click.argument("target", metavar="MODULE:APP", type=click.Path())
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=COUNT,
     default=100,
     show_default=True,
     help="How many jobs to run at most; also the size of each chunk of fires, promoted rows and pruned rows.",
 )
 @click.option(
     "--max-seconds",
-    type=click.FloatRange(0, min_open=True),
-    default=50.0,
+    default="50s",
     show_default=True,
-    help="Start nothing after this many seconds; running jobs then have the grace time to end.",
+    callback=lambda context, option, text: span(text, option.opts[0]) / 1000,
+    help="Start nothing after this time, in seconds or as 50s; running jobs then have the grace time to end.",
 )
-@click.option("--concurrency", type=click.IntRange(1), default=10, show_default=True, help="How many jobs run at once.")
+@click.option("--concurrency", type=COUNT, default=10, show_default=True, help="How many jobs run at once.")
 @click.option(
     "--queues", multiple=True, metavar="NAME[:LIMIT],…", help="Queues to serve. Default: those of the app's tasks."
 )
@@ -61,16 +64,23 @@ def command(
     In a crontab, once a minute:
       * * * * * cd /srv/shop && .venv/bin/duly tick tasks:app
 
-    Exit codes: 0 the pass is done, even if jobs failed; 1 the database is down; 2 wrong usage.
+    Exit codes: 0 the pass is done, even if jobs failed; 1 the database is down or slow; 2 wrong usage.
     """
     logs.configure(log_level, as_json=as_json)
     app = find_app(target, Duly, url=url)
     ticker = Ticker(app, queues=read_queues(queues), **bounds)
     warn_of_mistakes(ticker)
+    hard_end = threading.Timer(
+        bounds["max_seconds"] + ticker.grace_s + LAST_SECONDS, stuck, ("tick", ticker.may_hold_jobs)
+    )
+    hard_end.daemon = True
+    hard_end.start()
     try:
         ticked = asyncio.run(ticker.tick())
     finally:
-        app.close()
+        if not ticker.cut_off:  # else it would wait for the answer
+            app.close()
+        hard_end.cancel()
     output.answer(ticked, summary(ticked), as_json=as_json)
 
 

@@ -19,7 +19,7 @@ from duly import __version__
 from duly.app.app import App
 from duly.app.locate import find_app
 from duly.cli import logs, wait_for_database
-from duly.cli.options import worker_options
+from duly.cli.options import COUNT, worker_options
 from duly.cli.shutdown import Ending, leave
 from duly.cli.supervisor import RESTART, Supervisor, command_line
 from duly.duly import Duly
@@ -48,7 +48,7 @@ DURABILITY = {
 @worker_options
 @click.option(
     "--processes",
-    type=click.IntRange(1),
+    type=COUNT,
     default=1,
     show_default=True,
     envvar="DULY_PROCESSES",
@@ -132,7 +132,8 @@ class Serving:
 
     async def _run(self, grace_s: float) -> None:
         loop = asyncio.get_running_loop()
-        self._ending.asks(lambda: loop.call_soon_threadsafe(self.worker.stop), grace_s=grace_s)
+        holds, stop = self.worker.may_hold_jobs, self.worker.stop
+        self._ending.asks(lambda: loop.call_soon_threadsafe(stop), grace_s=grace_s, holds=holds)
         try:
             await self.worker.run()
         except BaseException:

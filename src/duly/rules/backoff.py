@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from duly.errors import ConfigError
 from duly.rules.durations import Duration, to_ms
+from duly.rules.messages import brief
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,12 +124,12 @@ def _first_and_cap(first: Duration, cap: Duration) -> tuple[int, int]:
     """Read the first delay and the cap; raise if the cap is below the first delay."""
     first_ms, cap_ms = to_ms(first, what="backoff first"), to_ms(cap, what="backoff cap")
     if first_ms > cap_ms:
-        raise ConfigError(f"backoff first {first!r} is above its cap {cap!r}: raise cap=, or lower first=")
+        raise ConfigError(f"backoff first {brief(first)} is above its cap {brief(cap)}: raise cap=, or lower first=")
     return first_ms, cap_ms
 
 
 def _number(value: object, what: str) -> float:
     """Raise unless `value` is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"backoff {what} is {value!r}: give a number")
+        raise ConfigError(f"backoff {what} is {brief(value)}: give a number")
     return float(value)

@@ -7,22 +7,31 @@ from typing import Any
 
 from duly.errors import ConfigError
 from duly.rules import failure
+from duly.rules.messages import brief
 
 _HIGHEST = 2**31 - 1
+MOST = 1_000_000_000  # of limits and slots
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def count(value: Any, what: str) -> int:
+    """Raise unless it is a whole number, at least 1, that every query can take as a limit."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        raise ConfigError(f"{what} is {brief(value)}: give a whole number from 1 to {MOST:,}")
+    return value
 
 
 def whole(value: Any, what: str, *, least: int = -_HIGHEST - 1, most: int = _HIGHEST) -> int:
     """Raise unless it is a whole number that every store can keep."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{what} is {value!r}: give a whole number from {least} to {most}")
+        raise ConfigError(f"{what} is {brief(value)}: give a whole number from {least} to {most}")
     return value
 
 
 def named(value: Any, what: str) -> str:
     """Raise unless every store can keep it as a name."""
     if not isinstance(value, str) or not value or value != failure.escape_text(value):
-        raise ConfigError(f"{what} is {value!r}: a name is a text, not empty, without NUL and lone surrogates")
+        raise ConfigError(f"{what} is {brief(value)}: a name is a text, not empty, without NUL and lone surrogates")
     return value
 
 

@@ -203,6 +203,8 @@ def _refusal(value: Any, error: Exception) -> str:
             try:
                 _text(leaf, _ENCODER)
             except Exception:
+                if isinstance(leaf, int):
+                    return f"{path or 'the value'} has more than 4,300 digits: give it as a text"
                 kind = type(leaf).__name__
                 return (
                     f"{path or 'the value'} is of type {kind}, which cannot be stored: "

@@ -87,11 +87,33 @@ def _sim(text: str) -> CronSim:
     if len(fields) != len(FIELDS):
         refuse_cron(text, f"has {len(fields)} field{'s' * (len(fields) != 1)}, not 5: {', '.join(FIELDS)}")
     try:
-        return CronSim(expression, NOWHEN)
+        sim = CronSim(expression, NOWHEN)
     except CronSimError:
         for place, field in enumerate(fields):
             _check_field(text, place, field)
         refuse_impossible(text)
+    for place, field in enumerate(fields):
+        _check_steps(text, place, field)
+    return sim
+
+
+def _check_steps(text: str, place: int, field: str) -> None:
+    """Raise for a step above the number of values of a field: it never gets further than the first of them."""
+    least, end = SPANS[place]
+    for part in field.split(","):
+        begin, _, step = part.partition("/")
+        if int(step.lstrip("0")[:9] or 0) > end - least:
+            first = least if begin == "*" else begin.partition("-")[0]
+            often = f', or every("{step}{UNITS[place]}")' if place < len(UNITS) and len(step) < 5 else ""
+            name = list(FIELDS)[place]
+            refuse_cron(
+                text,
+                f"has a step above {end - least} in field {place + 1}, {name}: "
+                f"{shown(part)} is due at {first} only: write {first}{often}",
+            )
+
+
+UNITS = "mhd"  # of minute, hour and day of month, as durations have them
 
 
 def _check_field(text: str, place: int, field: str) -> None:

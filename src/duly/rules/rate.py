@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from duly.errors import ConfigError
 from duly.rules.durations import to_ms
+from duly.rules.messages import brief
 
 MOST_PERMITS = 1000  # starts that a lane remembers
 WORDS = {
@@ -45,11 +46,11 @@ def rate_of(text: object, what: str) -> Rate:
     """
     found = _RATE.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
     if found is None:
-        raise ConfigError(f"{what} is {text!r}: give a number and a time, as in '100/min', '15/10s' or '1000/day'")
+        raise ConfigError(f"{what} is {brief(text)}: give a number and a time, as in '100/min', '15/10s' or '1000/day'")
     count, unit = int(found["count"].replace("_", "")), found["unit"]
     per_ms = WORDS[unit] * 1000 if unit in WORDS else _span(unit, what, text)
     if count < 1 or per_ms < 1:
-        raise ConfigError(f"{what} is {text!r}: at least one job in some time; to stop a task, pause it")
+        raise ConfigError(f"{what} is {brief(text)}: at least one job in some time; to stop a task, pause it")
     if count > MOST_PERMITS:
         count, per_ms = MOST_PERMITS, -(-per_ms * MOST_PERMITS // count)
     return Rate(count, per_ms)
@@ -63,7 +64,7 @@ def _span(unit: str, what: str, text: object) -> int:
         return to_ms(unit, what=what)
     except ConfigError:
         raise ConfigError(
-            f"{what} is {text!r}: {unit!r} is no time; give one as in '100/min', '15/10s' or '1000/day'"
+            f"{what} is {brief(text)}: {brief(unit)} is no time; give one as in '100/min', '15/10s' or '1000/day'"
         ) from None
 
 

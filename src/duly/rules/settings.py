@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from duly.errors import ConfigError
 from duly.rules.durations import to_ms
+from duly.rules.messages import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -111,7 +112,7 @@ def _server(store: str, url: str) -> Url:
     if _spilled(parts) or "@" in login or _RAW.search(url):
         raise ConfigError(encode)
     if not _HOSTS.fullmatch(hosts):
-        raise ConfigError(f"{wrong}look at its host and port" if not login else encode)
+        raise ConfigError(f"{wrong}look at its host and port" if not login else f"{encode}, and look at its port")
     if store == "d1" and not hosts:
         raise ConfigError(f"{wrong}it has no host")
     # The user of a d1 URL is a token.
@@ -196,8 +197,9 @@ def _from_file(text: str, file_name: str) -> dict[str, tuple[Any, str]]:
     """Read duly.toml, or the table [tool.duly] of pyproject.toml."""
     try:
         table: Any = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of a number of over 4,300 digits
-        raise ConfigError(f"{file_name} is not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        why = "it has a number of more than 4,300 digits" if "set_int_max_str" in str(error) else error
+        raise ConfigError(f"{file_name} is not valid TOML: {why}") from error
     if os.path.basename(file_name) == "pyproject.toml":
         table = table.get("tool", {}).get("duly", {})
         if not isinstance(table, dict):
@@ -254,14 +256,14 @@ def _url(value: Any, what: str) -> Url:
 def _schema(value: Any, what: str) -> str:
     """Read the name of a schema, which is put into SQL without quotes."""
     if not isinstance(value, str) or not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value):
-        raise ConfigError(f"{what} is {value!r}: give a name of lower case letters, digits and _, at most 63")
+        raise ConfigError(f"{what} is {brief(value)}: give a name of lower case letters, digits and _, at most 63")
     return value
 
 
 def _durability(value: Any, what: str) -> str:
     """Read the durability of a commit."""
     if value not in ("full", "normal"):
-        raise ConfigError(f"{what} is {value!r}: give 'full', or 'normal' to risk a power cut's last commits")
+        raise ConfigError(f"{what} is {brief(value)}: give 'full', or 'normal' to risk a power cut's last commits")
     return str(value)
 
 
@@ -269,7 +271,7 @@ def _count(value: Any, what: str) -> int:
     """Read a whole number above zero."""
     number = int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value.strip()) else value
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ConfigError(f"{what} is {value!r}: give a whole number, 1 or more")
+        raise ConfigError(f"{what} is {brief(value)}: give a whole number, 1 or more")
     return number
 
 
@@ -278,7 +280,7 @@ def _switch(value: Any, what: str) -> bool:
     words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
     said = words.get(str(value).strip().lower())
     if said is None:
-        raise ConfigError(f"{what} is {value!r}: give true or false")
+        raise ConfigError(f"{what} is {brief(value)}: give true or false")
     return said
 
 

@@ -7,10 +7,13 @@ operations wait for it, so that leases are extended before anything else is sent
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 
 from duly.app.lease import Lease
@@ -25,6 +28,8 @@ log = logging.getLogger("duly.worker")
 
 RETRY_SECONDS = (0.1, 0.3)
 JOIN_SECONDS = 0.5
+SIGN_SECONDS = 1.0
+LONG_SECONDS = 5.0  # a write that waits longer is logged
 
 
 @dataclass(eq=False, repr=False)
@@ -45,6 +50,8 @@ class Heartbeat:
         self._pulse = Pulse(self._shared.id)
         self._thread: threading.Thread | None = None
         self._blocked = False
+        self._written_at: float | None = None  # when the write was sent that has no answer yet
+        self._told = False
 
     def start(self) -> None:
         """Start the thread."""
@@ -58,20 +65,45 @@ class Heartbeat:
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
 
-    def sign(self) -> None:
-        """Write the liveness file before the thread has started."""
-        self._pulse.begin()
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Touch the liveness file every second, on the event loop: the thread may wait long for the database."""
+        self._sign()
+        try:
+            yield
+        finally:
+            self._next_sign.cancel()
+            self._pulse.end()
+
+    def _sign(self) -> None:
+        self._pulse.touch()
+        self._tell_of_long_write()
+        self._next_sign = asyncio.get_running_loop().call_later(SIGN_SECONDS, self._sign)
+
+    def _tell_of_long_write(self) -> None:
+        if self._told or self._written_at is None or time.monotonic() - self._written_at < LONG_SECONDS:
+            return
+        self._told = True
+        error = f"a write has waited {LONG_SECONDS:.0f} s: the database does not answer it; see duly doctor"
+        self._shared.app.events.tell("worker.waiting_for_database", logging.WARNING, error=error)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Note a write that shows whether the database answers."""
+        self._written_at = time.monotonic()  # a test may move the clock
+        try:
+            yield
+        finally:
+            self._written_at = None
 
     def _run(self) -> None:
         wanted = self._shared.beat_wanted
-        self._pulse.begin()
         while not self._stopped.is_set():
             self._ask_loop()
             wanted.wait(self._pause())
             wanted.clear()
             if not self._stopped.is_set():
                 self._beat_whatever_happens()
-        self._pulse.end()
 
     def _beat_whatever_happens(self) -> None:
         """Send a heartbeat. If the thread died of an error, the worker would lose all its jobs unnoticed."""
@@ -86,7 +118,6 @@ class Heartbeat:
             return 0.1
         if self._shared.failing:
             return random.uniform(*RETRY_SECONDS)  # noqa: S311
-        # The liveness file is written at least every second.
         return max(0.0, min(1.0, self._beat_at + self._shared.shortest_ms / 3000 - self._clock()))
 
     def _ask_loop(self) -> None:
@@ -106,17 +137,19 @@ class Heartbeat:
             self._blocked = True
             return
         self._blocked = False
-        self._pulse.touch()
         if not shared.failing and now < self._beat_at + shared.shortest_ms / 3000 - 0.005:
             return
         self._beat_at = now
         try:
-            self._extend()
-            shared.driver.run(shared.registration())
+            with self.writing():
+                self._extend()
+                shared.driver.run(shared.registration())
         except StoreError as error:
             self._failed(error)
         else:
             self._succeeded()
+        finally:  # meanwhile nobody asked the event loop
+            self._answered_at = min(self._answered_at + self._clock() - now, self._clock())
 
     def _extend(self) -> None:
         shared = self._shared
@@ -143,9 +176,9 @@ class Heartbeat:
         self._shared.call_soon(self._shared.online.clear)
 
     def _succeeded(self) -> None:
-        if self._shared.failing:
+        if self._shared.failing or self._told:
             log.info("worker.reconnected")
-        self._shared.failing = False
+        self._shared.failing = self._told = False
         self._shared.call_soon(self._connected)
 
     def _connected(self) -> None:

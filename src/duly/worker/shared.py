@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from duly.errors import AnswerLost, ConfigError, StoreUnavailable
+from duly.rules.checks import count
 from duly.store import ops
 from duly.store.op import Op
 from duly.worker.threads import Spawn
@@ -36,8 +37,7 @@ class Shared:
         clock: Callable[[], float],
         chance: Callable[[], float],
     ) -> None:
-        if concurrency < 1:
-            raise ConfigError(f"concurrency= is {concurrency}. It must be at least 1.")
+        count(concurrency, "concurrency=")
         self.app = app
         self.driver = app.driver
         self.queues = _limits(app, queues)

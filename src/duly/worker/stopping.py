@@ -114,8 +114,11 @@ class Stopping:
 
     # The goodbye
 
-    async def say_goodbye(self) -> None:
-        """Release what is held and remove the worker. A call of `stop` meanwhile shortens the time for it."""
+    async def say_goodbye(self) -> bool:
+        """Release what is held and remove the worker; return whether that was done.
+
+        A call of `stop` meanwhile shortens the time for it.
+        """
         began, leaving = self._shared.clock(), asyncio.create_task(self._leave())
         try:
             while not leaving.done() and (left := self._time_for_goodbye(began)) > 0:
@@ -127,6 +130,8 @@ class Stopping:
             leaving.cancel()
         with contextlib.suppress(DulyError, asyncio.CancelledError):
             await leaving
+            return True
+        return False
 
     def _time_for_goodbye(self, began: float) -> float:
         until = self._stop_at + LAST_SECONDS if self._stop_at else began + GOODBYE_SECONDS

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from duly.app.define import span
 from duly.app.events import Events
 from duly.app.lease import Lease
-from duly.errors import ConfigError
+from duly.errors import StoreUnavailable
 from duly.model import State
 from duly.rules import codec, keys
+from duly.rules.checks import count
 from duly.rules.durations import Duration
 from duly.store import ops
 from duly.worker.claiming import Claiming
@@ -74,24 +76,19 @@ class Ticker(Worker):
         app: App,
         *,
         limit: int = 100,
-        max_seconds: float = 50.0,
+        max_seconds: Duration = 50,
         queues: Iterable[str] | Mapping[str, int | None] | None = None,
         concurrency: int = 10,
         grace: Duration | None = None,
         signals: bool = True,
     ) -> None:
-        if limit < 1:
-            raise ConfigError(f"limit= is {limit}. It must be at least 1.")
-        if not max_seconds > 0:
-            raise ConfigError(f"max_seconds= is {max_seconds:g}. It must be greater than 0.")
-        self._bounds = _Bounds(limit, max_seconds)
+        self._bounds = _Bounds(count(limit, "limit="), span(max_seconds, "max_seconds=") / 1000)
         spec, app = app.spec, copy.copy(app)
         app.events, app._spec = Events(app.events._listeners), spec  # other workers of this process count apart
         super().__init__(app, queues=queues, concurrency=concurrency, grace=grace, drain=True, signals=signals)
 
     async def tick(self) -> Ticked:
-        """Do the pass. Raises at once if the database is not there: the next tick comes soon."""
-        await self.shared.driver.arun(ops.clock())
+        """Do the pass. Raises if the database is not there, or does not answer within the bounds."""
         clock, bounds = self.shared.clock, self._bounds
         began = clock()
         bounds.ends_at = began + bounds.max_seconds
@@ -100,6 +97,11 @@ class Ticker(Worker):
             await self.run()
         finally:
             timer.cancel()
+        if self.cut_off:
+            raise StoreUnavailable(
+                "the database did not answer the tick in time: jobs in flight stay running until their leases end; "
+                "see duly doctor"
+            )
         counts = {name: self.app.events.counts[f"job.{name}"] for name in ("rescued", *ENDS)}
         return Ticked(
             fired=bounds.fired,
@@ -115,6 +117,11 @@ class Ticker(Worker):
             late_s=bounds.late_s,
             seconds=round(clock() - began, 3),
         )
+
+    async def _begin(self) -> None:
+        """Raise at once if the database is not there: the next tick comes soon."""
+        await self.shared.driver.arun(ops.clock())
+        await super()._begin()
 
     def _make_finishing(self) -> Finishing:
         return _Finishing(self.shared, self.held, self.wakeups, self.prefetch, self._bounds)

@@ -72,7 +72,7 @@ class Worker:
         self.queues = self.shared.queues
         self.concurrency = concurrency
         self._signals = signals
-        grace_s = (app.settings.grace_ms if grace is None else to_ms(grace, what="grace=")) / 1000
+        self.grace_s = grace_s = (app.settings.grace_ms if grace is None else to_ms(grace, what="grace=")) / 1000
         self.held = Held(self.shared)
         self.wakeups = self._make_wakeups()
         self.prefetch = Prefetch(concurrency, app.tasks, app.settings.max_attempts)
@@ -93,6 +93,7 @@ class Worker:
         self.heartbeat = Heartbeat(shared, held, wakeups, on_lost=stopping.lost, on_cancel=stopping.cancel)
         self.deadlines = Deadlines(shared, held, finishing, stopping, children, threads)
         self.suspects = Suspects(*self._state, self.claiming, self.lanes, children, threads, self.runner)
+        self.cut_off = False  # it ended while the database did not answer, and something may be in flight
         self.upkeep = Upkeep(shared, held, wakeups, self.lanes, self.limits, children, self.suspects)
         self.turns = self._make_turns()
 
@@ -133,8 +134,9 @@ class Worker:
             stopped_by_signals(self.stop, wanted=self._signals),
             tasks_of_handlers_noted(),
             threads_switched_often(self._switch_seconds()),
+            self.heartbeat.shown(),
         ):
-            await self._begin()
+            await self._begin_unless_stopped()
             turns = asyncio.create_task(self.turns.run(), name="duly-turns")
             beside = [asyncio.create_task(work, name=f"duly-{name}") for name, work in self._beside()]
             try:
@@ -158,6 +160,10 @@ class Worker:
     def stopping(self) -> bool:
         """Whether the worker claims no more jobs."""
         return self.shared.stopping
+
+    def may_hold_jobs(self) -> bool:
+        """Whether it has jobs, or a claim is in flight."""
+        return len(self.held) > 0 or self.claiming.filling
 
     @property
     def busy(self) -> bool:
@@ -183,12 +189,27 @@ class Worker:
         if self.upkeep_beside:
             yield "upkeep", self.upkeep.run()
 
+    async def _begin_unless_stopped(self) -> None:
+        """Begin; after `stop` not for long, because nothing is held yet and the database may not answer."""
+        begin = asyncio.create_task(self._begin(), name="duly-begin")
+        noticed = asyncio.create_task(self._stopping.noticed.wait())
+        try:
+            await asyncio.wait({begin, noticed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({begin}, timeout=TOLD_SECONDS)
+            self.cut_off = not begin.done()
+            if begin.done():
+                begin.result()
+        finally:
+            noticed.cancel()
+            begin.cancel()
+
     async def _begin(self) -> None:
         """Register the worker, and wait for the database as long as that takes."""
         shared, driver, warned = self.shared, self.shared.driver, False
         while not shared.stopping:
             try:
-                await driver.arun(shared.registration())
+                with self.heartbeat.writing():
+                    await driver.arun(shared.registration())
                 await self.lanes.declare()
                 self.limits.learn(await driver.arun(queue_limits()))
                 await self.turns.begin()
@@ -197,7 +218,6 @@ class Worker:
                 if not warned:
                     self.app.events.tell("worker.waiting_for_database", logging.WARNING, error=str(error))
                 warned = True
-                self.heartbeat.sign()
                 self.wakeups.begin_turn()
                 await self.wakeups.sleep(random.uniform(0.3, 1.0))  # noqa: S311
         self.wakeups.watch()
@@ -236,6 +256,7 @@ class Worker:
     async def _close(self, turns: asyncio.Task[None], beside: Sequence[asyncio.Task[None]]) -> None:
         shared = self.shared
         shared.stopping = shared.closing = True
+        is_cut = not turns.done()
         work = {turns, *beside, *shared.background}
         for task in work:
             task.cancel()
@@ -243,7 +264,8 @@ class Worker:
         await self.children.close()
         self.wakeups.close()
         await shared.in_thread(self._join)
-        await self._stopping.say_goodbye()
+        answered = await self._stopping.say_goodbye()
+        self.cut_off = self.cut_off or (is_cut and not answered)
         self.app.events.tell("worker.stopped", worker=shared.id, left=len(self.held))
 
     def _join(self) -> None:

@@ -1,15 +1,20 @@
-"""PostgreSQL restarted or away under load. Lines J10, J12 and J27."""
+"""PostgreSQL restarted, away, or waiting for a standby. Lines J10, J12, J18, J27 and S10."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from duly.store.postgres.schema import bring_up_to_date
-from tests.engine.crash.workers import Scene, scene_on, times
+from duly.worker import liveness
+from tests.engine.crash.workers import Scene, scene_on, stop, times
+from tests.servers.pair import ask
 from tests.servers.postgres import Mode, PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.xdist_group("server-restarts")]
@@ -23,7 +28,8 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def scene(server: PostgresServer, tmp_path: Path) -> Iterator[Scene]:
+def scene(server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setenv("DULY_RUN_DIR", str(tmp_path / "run"))
     url = server.new_database()
     bring_up_to_date(url)
     with scene_on("postgres", url, tmp_path) as made:
@@ -118,3 +124,70 @@ def test_j18_a_worker_ends_in_time_while_the_database_is_away(server: PostgresSe
     print(f"\nJ18 without a database: exit after {took:.2f} s (grace 0.5 s)")
     assert took < 1.5 + 5.0
     scene.wait(lambda: scene.row(job)[0] == "running", "the row")
+
+
+@contextmanager
+def standby_away(server: PostgresServer) -> Iterator[None]:
+    """Have every commit wait for a standby that is not there."""
+    _wait_for(server, "b")
+    try:
+        yield
+    finally:
+        _wait_for(server, "")
+
+
+def _wait_for(server: PostgresServer, standby: str) -> None:
+    ask(server.url, f"alter system set synchronous_standby_names = '{standby}'")
+    ask(server.url, "select pg_reload_conf()")
+
+
+def hanging(scene: Scene) -> int:
+    """Count the commits that wait for the standby."""
+    waits = "from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()"
+    [[number]] = scene.store.query(f"select count(*) {waits}")
+    return int(number)
+
+
+def test_j27_a_worker_whose_writes_hang_tells_so_and_shows_that_it_lives_also_one_that_starts_meanwhile(
+    server: PostgresServer, scene: Scene
+) -> None:
+    logged = "import logging; logging.basicConfig(level=logging.INFO); from scene_tasks import app"
+    workers = [scene.start(script=logged)]
+    with standby_away(server):
+        scene.wait(lambda: hanging(scene) > 0, "the heartbeat to wait")
+        workers.append(scene.start(wait=False))
+        pids = {worker.pid for worker in workers}
+        scene.wait(lambda: {one.pid for one in scene.told("worker.waiting_for_database")} == pids, "both to tell of it")
+        assert {sign.pid for sign in liveness.signs() if sign.alive(2.5)} == pids
+        told = len(scene.told())
+        time.sleep(1.5)
+    assert len(scene.told()) == told, "once is enough"
+    scene.wait(lambda: len(scene.told("worker.started")) == 2, "the second worker to start")
+    scene.wait(lambda: "worker.reconnected" in scene.said(), "the first to go on")
+    assert "loop_blocked" not in scene.said()
+
+
+def test_j18_a_worker_that_waits_to_be_registered_ends_at_once(server: PostgresServer, scene: Scene) -> None:
+    with standby_away(server):
+        worker = scene.start(wait=False)
+        scene.wait(lambda: hanging(scene) > 0, "the worker to wait")
+        assert stop(worker) < 5.0
+        assert worker.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["bounds", "signal", "in code"])
+def test_s10_a_tick_ends_in_time_while_its_writes_hang(server: PostgresServer, scene: Scene, how: str) -> None:
+    seconds = 60 if how == "signal" else 0.3
+    command = [sys.executable, "-m", "duly", "tick", "scene_tasks:app", "--max-seconds", str(seconds), "--grace", "1s"]
+    if how == "in code":
+        command = [sys.executable, "-c", f"from scene_tasks import app; app.tick(max_seconds={seconds})"]
+    with standby_away(server):
+        tick = scene.popen(command, stderr=subprocess.PIPE)
+        scene.wait(lambda: hanging(scene) > 0, "the tick to wait")
+        if how == "signal":
+            tick.terminate()
+        said = tick.communicate(timeout=10)[1].decode().splitlines()
+        assert tick.returncode == 1
+        assert "the database did not answer the tick in time: jobs in flight stay running until their" in said[-1]
+        assert len(said) == 1 or how == "in code"
+        assert hanging(scene) > 0, "it ended too late to show anything"

@@ -235,15 +235,15 @@ class Scene:
     def start(self, *, script: str = "from scene_tasks import app", wait: bool = True, **options: Any) -> Process:
         """Start a worker process, and wait until it works."""
         with (self.folder / "stderr").open("ab") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-c", script + RUN, json.dumps(options)],
-                cwd=self.folder,
-                env=self._environment,
-                stderr=errors,
-            )
-        self._processes.append(process)
+            process = self.popen([sys.executable, "-c", script + RUN, json.dumps(options)], stderr=errors)
         if wait:
             self.wait(lambda: any(told.pid == process.pid for told in self.told("worker.started")), "a worker to start")
+        return process
+
+    def popen(self, command: list[str], *, stderr: Any) -> Process:
+        """Start a process that is ended with the scene."""
+        process = subprocess.Popen(command, cwd=self.folder, env=self._environment, stderr=stderr)
+        self._processes.append(process)
         return process
 
     def stop(self, process: Process) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, LiteralString, NamedTuple, TypeVar
 
@@ -34,6 +34,7 @@ from duly.store.postgres.plans import only, trusted
 from duly.store.postgres.pool import Pool
 from duly.store.postgres.schema import read_meta
 from duly.store.postgres.translate import ROLLED_BACK, describe, first_error, is_down, own_error, translate
+from duly.store.threads import DaemonThreads
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ class PostgresDriver(Driver):
         self._pool = Pool(self._connect, self._connections, self._closed_by_server)
         # Heartbeats have a separate connection: a lease must not wait for other work.
         self._urgent = Pool(self._connect, 1, self._closed_by_server)
-        self._threads: dict[bool, ThreadPoolExecutor] = {}
+        self._threads: dict[bool, DaemonThreads] = {}
         self._one_start = threading.Lock()
         self._gathering = Gathering(self._commit_together, lost=self._lost, start=self._start)
         self._hinted_at = 0.0
@@ -115,7 +116,7 @@ class PostgresDriver(Driver):
         with self._one_start:
             if urgent not in self._threads:
                 size = 1 if urgent else self._connections
-                self._threads[urgent] = ThreadPoolExecutor(size, thread_name_prefix="duly-postgres")
+                self._threads[urgent] = DaemonThreads(size, "duly-postgres")
             return self._threads[urgent].submit(work)
 
     def close(self) -> None:
