@@ -104,6 +104,7 @@ class Crowd:
             assert {str(verdict) for verdict in verdicts.values()} <= {"recorded", "already"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_c02_requests_that_are_lost_doubled_and_late_change_nothing_twice(runtime: Workerd, seed: int) -> None:
     with Mishaps(runtime.host, runtime.port, seed=seed, late_s=2 * TIMEOUT_S) as proxy:
