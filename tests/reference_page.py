@@ -48,6 +48,8 @@ SETTINGS = {
     "poll": "how often an idle worker polls, whether or not it was woken up",
     "busy_timeout": "SQLite: how long to wait for a locked file",
     "connect_timeout": "PostgreSQL: how long to wait for each host of the URL",
+    "d1_timeout": "D1: how long to wait for an answer; a request that is executed later than that changes nothing",
+    "d1_statements": "D1: the maximum number of statements in one request; the free plan allows 50, the paid one 1,000",
     "grace": "how long running handlers may continue when their worker stops",
 }
 

@@ -83,6 +83,8 @@ def _statements(line: Line) -> list[tuple[str, Sequence[Any]]]:
 class D1OnFile(D1Driver):
     """The driver of D1 on the stand-in. It waits for nothing: no request is executed after its answer."""
 
+    linger_s = 0.0
+
     def __init__(self, database: D1Mannered) -> None:
         super().__init__(
             Address("stand-in.test", None, True, "duly", "token"), D1Wire(database), pauses=(0.0, 0.0, 0.0)

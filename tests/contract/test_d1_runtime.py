@@ -167,6 +167,7 @@ def comparable(answer: Any) -> Any:
     return answer
 
 
+@pytest.mark.slow
 def test_c06_the_runtime_answers_as_the_other_stores_do(runtime: Workerd, tmp_path: Path, postgres_url: str) -> None:
     ids = [new_id() for _ in range(60)]
     on_d1 = driver_on(runtime)

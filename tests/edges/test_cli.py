@@ -332,3 +332,11 @@ def test_a_message_of_the_store_is_told_without_the_names_that_mean_nothing_to_p
         == 'PostgreSQL 127.0.0.1:1/db refuses the connection (FATAL: no role "x"): look at the URL'
     )
     assert output.reason(ConfigError("list: is kept")) == "list: is kept"
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"), [(("backup", "a.db"), "d1 export"), (("restore", "b.db", "--yes"), "time-travel")]
+)
+def test_c01_backup_and_restore_name_the_commands_of_d1(tmp_path, words, remedy):
+    (tmp_path / "b.db").touch()
+    assert remedy in complaint(say(tmp_path, *words, "--url", "d1://token@gate.test/duly"), 2)

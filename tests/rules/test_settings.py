@@ -55,9 +55,20 @@ def test_every_setting_can_come_from_everywhere():
         "max_attempts": 3,
         "max_payload": 1_000,
         **dict.fromkeys(
-            ("lease", "keep", "result_ttl", "key_ttl", "poll", "busy_timeout", "connect_timeout", "grace"),
+            (
+                "lease",
+                "keep",
+                "result_ttl",
+                "key_ttl",
+                "poll",
+                "busy_timeout",
+                "connect_timeout",
+                "d1_timeout",
+                "grace",
+            ),
             "7s",
         ),
+        "d1_statements": 900,
     }
     toml = "\n".join(f"{name} = {value!r}" for name, value in given_values.items())
     variables = {f"DULY_{name.upper()}": str(value) for name, value in given_values.items()}

@@ -82,6 +82,8 @@ class App:
         poll: Duration | None = None,
         busy_timeout: Duration | None = None,
         connect_timeout: Duration | None = None,
+        d1_timeout: Duration | None = None,
+        d1_statements: int | None = None,
         grace: Duration | None = None,
     ) -> None:
         """Take the settings of the app. Others come from `$DULY_…`, `duly.toml`, or have their default."""

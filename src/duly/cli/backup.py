@@ -55,6 +55,11 @@ def _source(settings: Settings, file: Path) -> Path:
             f"duly backup copies SQLite files; {url} is a server: "
             + shlex.join(["pg_dump", "--format=custom", f"--schema={settings.schema}", f"--file={file}", str(url)])
         )
+    if url.store == "d1":
+        raise ConfigError(
+            f"duly backup copies SQLite files; {url} is on Cloudflare: "
+            f"wrangler d1 export DATABASE --remote --output={file}"
+        )
     if url.path is None:
         raise ConfigError(f"duly backup copies SQLite files; {url} is not one")
     return Path(url.path)

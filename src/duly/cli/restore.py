@@ -117,6 +117,11 @@ def _place(app: Duly) -> Path:
             f"duly restore restores SQLite files; {settings.url} is a server: use pg_restore, then "
             f"duly restore --hold --url {shlex.quote(str(settings.url))}"
         )
+    if settings.url.store == "d1":
+        raise ConfigError(
+            f"duly restore restores SQLite files; {settings.url} is on Cloudflare: use "
+            f"wrangler d1 time-travel restore, then duly restore --hold --url {shlex.quote(str(settings.url))}"
+        )
     if settings.url.path is None:
         raise ConfigError(f"duly restore restores SQLite files; {settings.url} is not one")
     return Path(settings.url.path)

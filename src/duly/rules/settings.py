@@ -150,6 +150,8 @@ class Settings:
     poll_ms: int = 1_000
     busy_timeout_ms: int = 5_000
     connect_timeout_ms: int = 2_000
+    d1_timeout_ms: int = 10_000
+    d1_statements: int = 45
     grace_ms: int = 30_000
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
@@ -311,6 +313,8 @@ _READERS: Mapping[str, Callable[[Any, str], Any]] = MappingProxyType(
         "poll": _span,
         "busy_timeout": _span,
         "connect_timeout": _span,
+        "d1_timeout": _span,
+        "d1_statements": _count,
         "grace": _duration,
     }
 )

@@ -36,5 +36,10 @@ def open_driver(settings: Settings) -> Driver:
             from duly.store.d1.wire import Wire, read_address
 
             address = read_address(url.dsn, os.environ)
-            return D1Driver(address, Wire(address))
+            return D1Driver(
+                address,
+                Wire(address),
+                timeout_s=settings.d1_timeout_ms / 1000,
+                most_statements=settings.d1_statements,
+            )
     raise ConfigError(f"{url}: this version of duly has no store for {url.store!r} yet")

@@ -136,6 +136,7 @@ class Driver(ABC):
     """Runs operations on one database, sync and async."""
 
     one_writer = False  # whether writes wait for each other and then share a commit
+    far = False  # whether each request has its price, so that an idle worker sends one a second
     to_read = False  # whether a server that takes no writes will do
 
     def __init__(self, *, hook: Hook | None = None, pauses: tuple[float, ...] = PAUSES) -> None:

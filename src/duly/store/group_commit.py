@@ -91,6 +91,11 @@ class Gathering:
         self._led = False
 
     @property
+    def led(self) -> bool:
+        """Whether a commit is in flight."""
+        return self._led
+
+    @property
     def waiting(self) -> bool:
         """Whether operations wait for the commit in flight."""
         return bool(self._waiting)

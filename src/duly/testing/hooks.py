@@ -91,6 +91,11 @@ class GatedDriver(Driver):
         """As the other driver."""
         return self._driver.one_writer
 
+    @property
+    def far(self) -> bool:  # type: ignore[override]
+        """As the other driver."""
+        return self._driver.far
+
     def execute(self, op: Op[Any]) -> Rows:
         """Run an operation past the gates, the last of them first."""
         return self._execute(self._gates, op)

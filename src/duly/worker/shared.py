@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -105,6 +106,13 @@ class Shared:
             self.online.clear()
             self.beat_now()
             await self.online.wait()
+
+    def until_look(self, seconds: float) -> float:
+        """Return how long to sleep before a look. On a far database, all of them begin at full seconds."""
+        if not self.driver.far or seconds < 1:
+            return seconds
+        now = self.clock()
+        return math.floor(now + seconds) - now
 
     def beat_now(self) -> None:
         """Ask for a heartbeat at once, because the database was not reached."""

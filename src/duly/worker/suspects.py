@@ -75,7 +75,7 @@ class Suspects:
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PAUSE_SECONDS):
+            async with asyncio.timeout(self._shared.until_look(PAUSE_SECONDS)):
                 await self._hinted.wait()
         self._hinted.clear()
 

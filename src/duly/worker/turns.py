@@ -80,7 +80,7 @@ class Turns:
         if idle and not (wakeups.armed or wakeups.rearm()):
             await self._shared.in_thread(wakeups.arm)
             return  # and claim once more, now that the next commit wakes this worker up
-        if idle and not wakeups.due_known:
+        if idle and not wakeups.due_known and not self._shared.driver.far:
             await self._claiming.look_ahead()
         if idle:
             wakeups.note_idle()
@@ -89,7 +89,7 @@ class Turns:
     def _pause(self) -> float:
         """Return how long to sleep if nothing wakes the worker up."""
         now, wakeups = self._shared.clock(), self._wakeups
-        until = [now + self._shared.app.settings.poll_ms / 1000]
+        until = [now + self._shared.until_look(self._shared.app.settings.poll_ms / 1000)]
         if wakeups.due_known and wakeups.next_due is not None:  # without a free slot it may be unknown or in the past
             until.append(wakeups.next_due)
         if (oldest := self._slots.oldest) is not None:

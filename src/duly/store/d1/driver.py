@@ -35,6 +35,7 @@ T = TypeVar("T")
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 TIMEOUT_SECONDS = 10.0
 MOST_STATEMENTS = 45  # in one request; D1's free plan allows 50
+CLOCK_STEP_SECONDS = 0.005  # the database's clock has whole milliseconds
 THREADS = 4
 # A request that fails so may succeed as it is. After other errors, each of its operations is run alone.
 NOT_ITS_FAULT = (AnswerLost, StoreUnavailable)
@@ -55,6 +56,8 @@ class D1Driver(Driver):
     """Runs operations on one D1 database. Connects to nothing before the first one."""
 
     one_writer = True
+    far = True
+    linger_s = 0.025  # for which a read or a claim waits for others to share its request
 
     def __init__(
         self,
@@ -88,7 +91,9 @@ class D1Driver(Driver):
 
     async def aexecute(self, op: Op[Any]) -> Rows:
         """Run `op` once like `execute`, without blocking the event loop."""
-        await asyncio.sleep(self._first_try_runs(op))
+        is_look = not op.writes or op.name == "claim"
+        linger = self.linger_s if is_look and not self._gathering.led else 0.0
+        await asyncio.sleep(max(linger, self._first_try_runs(op)))
         outcome: Outcome = Word.ALONE if op.urgent else await self._gathering.arun(op)
         if outcome is Word.ALONE:
             return await asyncio.wrap_future(self._start(lambda: self._alone(op), urgent=op.urgent))
@@ -190,7 +195,7 @@ class D1Driver(Driver):
         try:
             [(now,)], *rows = self._request([Line("deadline", 0, (until,)), *lines], op)
         except AnswerLost:
-            self._unknown_until = max(self._unknown_until, ends_at)
+            self._unknown_until = max(self._unknown_until, ends_at + CLOCK_STEP_SECONDS)
             raise
         except TooLate:
             self._clock = None  # it may have been set

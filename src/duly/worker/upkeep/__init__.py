@@ -29,8 +29,10 @@ from duly.worker.wakeups import Wakeups
 log = logging.getLogger("duly.worker")
 
 LOOK_SECONDS = 0.4
+FAR_LOOK_SECONDS = 1.0
 TIDY_SECONDS = 1.0
 IDLE_TIDY_SECONDS = 3.0  # the claims of an idle worker take due jobs without a promotion
+FAR_IDLE_TIDY_SECONDS = 10.0
 PARK_SECONDS = 10.0  # the longest pause between scans for unknown tasks
 PRUNE_SECONDS = 60.0
 CHUNK = 1000
@@ -55,6 +57,7 @@ class Upkeep:
         self._count = Count(self._shared)
         self._promote_at: dict[str, float] = {}
         self._tidied_at = -math.inf
+        self._idle_tidy_s = FAR_IDLE_TIDY_SECONDS if self._shared.driver.far else IDLE_TIDY_SECONDS
         self._park_at = -math.inf
         self._wake_at = 0.0
         self._prune_at = self._shared.clock() + PRUNE_SECONDS / 2
@@ -70,15 +73,15 @@ class Upkeep:
                 if not failing:
                     log.warning("upkeep.failed", extra={"error": str(error)})
                 failing = True
-            await asyncio.sleep(self.fire.pause(self.rescue.pause(LOOK_SECONDS)))
+            longest = self._shared.until_look(FAR_LOOK_SECONDS) if self._shared.driver.far else LOOK_SECONDS
+            await asyncio.sleep(self.fire.pause(self.rescue.pause(longest)))
 
     async def round(self) -> None:
         """Do the steps for which it is time."""
-        await self.rescue.look()
-        await self.fire.look()
+        await self._look()
         now = self._shared.clock()
         # Decided at each look: a worker that was idle a moment ago may have a backlog now.
-        if now >= self._tidied_at + (TIDY_SECONDS if self._wakeups.busy else IDLE_TIDY_SECONDS):
+        if now >= self._tidied_at + (TIDY_SECONDS if self._wakeups.busy else self._idle_tidy_s):
             self._tidied_at = now
             await self._tidy()
         if now >= self._wake_at:
@@ -87,6 +90,16 @@ class Upkeep:
         if now >= self._prune_at:
             self._prune_at = now + PRUNE_SECONDS
             await self._prune()
+
+    async def _look(self) -> None:
+        """Look for expired leases and due schedules: in one request, if the database is far."""
+        if not self._shared.driver.far:
+            await self.rescue.look()
+            await self.fire.look()
+            return
+        for error in await asyncio.gather(self.rescue.look(), self.fire.look(), return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def _tidy(self) -> None:
         driver = self._shared.driver

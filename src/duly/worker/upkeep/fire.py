@@ -43,7 +43,8 @@ class Fire:
         wait = POLL_SECONDS if next_at is None else (next_at - now) / 1000
         if wait <= 0:  # look again at once, unless none of those that are due can be read here
             wait = SOONEST_SECONDS if await self.all_due() or not self._unreadable else POLL_SECONDS
-        self._look_at = self._shared.clock() + min(max(wait, SOONEST_SECONDS), POLL_SECONDS)
+        longest = self._shared.until_look(POLL_SECONDS)
+        self._look_at = self._shared.clock() + min(max(wait, SOONEST_SECONDS), longest)
 
     def pause(self, longest: float) -> float:
         """Return the time until the next look."""
