@@ -15,7 +15,7 @@ BUDGETS = {
     "(top)": 420,
     "model": 520,
     "rules": 3_050,
-    "store": 5_700,
+    "store": 6_160,  # with D1
     "store/sql": 6_300,
     "app": 3_700,
     "worker": 3_500,
