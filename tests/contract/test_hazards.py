@@ -795,6 +795,7 @@ def test_j01_a_fork_waits_until_no_read_is_under_way(file):
     assert file.enqueue()
 
 
+@pytest.mark.slow
 def test_j01_reads_in_threads_while_the_file_is_closed_repeatedly_leave_no_reader(file):
     ids = file.enqueue(1)
     stop = threading.Event()

@@ -114,6 +114,7 @@ def test_r04_a_one_shot_that_died_stays_in_sight_until_somebody_deals_with_it(qu
     assert again != job.id
 
 
+@pytest.mark.slow
 def test_s07_a_recurring_one_that_died_fires_at_its_next_regular_time_with_its_counter_at_zero(queue: Queue) -> None:
     queue.run_until(NOON + 2 * HOUR + 10 * MINUTE)
     first = [("13:00", 1), ("13:01", 2), ("13:06", 3), ("13:36", 4)]
@@ -125,6 +126,7 @@ def test_s07_a_recurring_one_that_died_fires_at_its_next_regular_time_with_its_c
     assert [one.outcome for one in queue.app.schedules.fires("fetch_rates")] == ["fired", "fired"]
 
 
+@pytest.mark.slow
 def test_s06_due_times_that_fall_into_the_retries_are_recorded_and_the_next_one_fires(queue: Queue) -> None:
     queue.app.schedules.create("often", queue.fetch_rates, "10m", overlap="skip")
     queue.run_until(NOON + 50 * MINUTE)

@@ -811,6 +811,7 @@ def test_inline_enqueues_on_one_loop_each_return_when_their_job_has_run(isolated
         asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_how_deep_inline_jobs_run_is_counted_for_each_chain(app: Duly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("duly.testing.inlining.DEEPEST", 4)
 

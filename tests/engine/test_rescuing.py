@@ -206,6 +206,7 @@ def test_prefetched_jobs_fit_into_memory_and_a_tenth_of_a_second() -> None:
     assert pace.ahead(0.0)[0] == 8
 
 
+@pytest.mark.slow
 def test_j09_a_handler_gets_lease_lost_also_when_its_own_worker_claims_the_job_again(app: Duly) -> None:
     runs: list[str] = []
 

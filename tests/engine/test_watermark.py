@@ -155,6 +155,7 @@ def test_j07_a_job_before_the_mark_runs_within_a_second(on_postgres: Duly, postg
         asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+@pytest.mark.slow
 def test_j07_a_drain_leaves_no_job_before_a_mark(
     on_postgres: Duly, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
