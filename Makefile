@@ -17,7 +17,7 @@ PYTEST_FLAGS ?= -n 3 --dist loadgroup
 
 # The fast tests of the core on SQLite; with a word such as ARGS=batch, those with it in their name on all stores.
 QUICK := tests/rules tests/fundamentals tests/contract tests/engine
-QUICK_TESTS := not slow and not nightly
+QUICK_TESTS := not slow and not nightly and not cloudflare
 SHUFFLE := $(or $(SHUFFLE),$(shell date +%s))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

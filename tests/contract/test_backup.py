@@ -521,6 +521,7 @@ def test_an_open_connection_sees_the_restored_data_and_keeps_working(driver: SQL
     assert is_whole(driver.path)
 
 
+@pytest.mark.slow
 def test_a_reader_in_a_transaction_sees_the_old_data_until_it_ends(driver: SQLiteDriver, saved: Path) -> None:
     enqueue(driver, 400)
     watching = sqlite3.connect(driver.path, isolation_level=None)

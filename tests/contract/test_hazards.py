@@ -731,6 +731,7 @@ def test_j01_a_file_is_prepared_while_others_get_the_lock(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["which_ends", "which_does_not_end"])
+@pytest.mark.slow
 def test_j01_a_write_waits_for_a_checkpoint_of_another_process_that_takes_long(tmp_path, ends):
     driver = sqlite.SQLiteDriver(tmp_path / "duly.db", busy_s=0.2)
     driver.run(ops.leave("nobody"))

@@ -210,6 +210,7 @@ def test_any_store_can_be_armed_and_disarmed(store):
 # Across processes
 
 
+@pytest.mark.slow
 def test_a_job_of_another_process_calls_and_can_be_claimed(shared):
     called = Called()
     watch = shared.driver.watch(called)
@@ -464,6 +465,7 @@ def test_a_missing_wal_is_polled_for(file, monkeypatch):
     watch.close()
 
 
+@pytest.mark.slow
 def test_a_write_with_an_unseen_commit_calls_in_the_end(file, monkeypatch):
     called = Called()
     watch = file.driver.watch(called)

@@ -133,6 +133,7 @@ def test_h05_what_follows_goes_home_if_a_handler_names_its_app(app: Duly) -> Non
     assert [one.task for one in app.list()] == ["plain"]
 
 
+@pytest.mark.slow
 def test_h05_a_lost_lease_is_noticed_in_a_database_that_is_opened_twice(
     family: Family, apps: Callable[..., Duly]
 ) -> None:

@@ -402,6 +402,7 @@ def test_b01_a_handler_fills_a_batch_under_its_lease(app: Duly, ran: list[int], 
 
 @pytest.mark.parametrize("key", [None, "k"])
 @pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.slow
 def test_b01_a_handler_that_lost_its_lease_adds_nothing(app: Duly, ran: list[int], how: str, key: str | None) -> None:
     raised: list[BaseException] = []
     task = app.tasks["work"]

@@ -153,6 +153,7 @@ def test_j21_an_async_heartbeat_is_written_too(app: Duly) -> None:
 
 @pytest.mark.parametrize("call", ["progress", "heartbeat"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.slow
 def test_j09_a_call_after_the_lease_was_taken_raises_and_writes_nothing(app: Duly, call: str, kind: str) -> None:
     raised: list[BaseException] = []
     written: list[Any] = []
@@ -195,6 +196,7 @@ def test_j09_a_call_after_the_lease_was_taken_raises_and_writes_nothing(app: Dul
     assert (found(app, job.id).state, found(app, job.id).result) == (State.SUCCEEDED, "attempt 2")
 
 
+@pytest.mark.slow
 def test_j09_the_result_of_a_handler_with_a_lost_lease_is_discarded(app: Duly) -> None:
     @app.task(lease="30s")
     def zombie(ctx: SyncCtx) -> str:
@@ -207,6 +209,7 @@ def test_j09_the_result_of_a_handler_with_a_lost_lease_is_discarded(app: Duly) -
     assert found(app, job.id).result == "attempt 2"
 
 
+@pytest.mark.slow
 def test_j09_children_are_refused_once_the_lease_is_known_to_be_lost(app: Duly) -> None:
     raised: list[BaseException] = []
 
@@ -399,6 +402,7 @@ def test_k08_a_committed_success_stays_for_any_later_error(app: Duly, url: str, 
 
 
 @HOLDABLE
+@pytest.mark.slow
 def test_k08_a_lost_lease_raises_before_the_commit(app: Duly, url: str, orders: Any) -> None:
     raised: list[int] = []
 

@@ -168,6 +168,7 @@ def test_the_later_of_two_times_of_using_counts(app: Duly) -> None:
     assert record.due_at - record.created_at == HOUR
 
 
+@pytest.mark.slow
 def test_j05_a_job_that_does_not_start_in_time_is_cancelled(app: Duly) -> None:
     @app.task
     def send() -> None: ...
@@ -587,6 +588,7 @@ def test_j27_a_stopped_postgres_raises_within_two_seconds_and_nothing_is_half_wr
     app.close()
 
 
+@pytest.mark.slow
 def test_j27_a_server_that_accepts_and_does_not_answer_raises_too() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -613,6 +615,7 @@ def test_j27_a_missing_folder_is_named(tmp_path: Path) -> None:
     app.close()
 
 
+@pytest.mark.slow
 def test_j27_a_locked_file_raises_with_the_remedy(tmp_path: Path) -> None:
     app = Duly(tmp_path / "jobs.db", busy_timeout="1s")
 

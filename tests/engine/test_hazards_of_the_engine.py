@@ -314,6 +314,7 @@ def test_j18_handlers_that_take_all_threads_of_the_loop_stop_neither_the_worker_
     assert quick_ran.is_set()
 
 
+@pytest.mark.slow
 def test_j27_an_unavailable_database_at_the_start_is_retried_with_pauses(tmp_path: Path) -> None:
     app = Duly("postgresql://nobody@127.0.0.1:1/none")
     tries: list[float] = []

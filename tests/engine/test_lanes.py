@@ -153,6 +153,7 @@ def test_b06_jobs_in_lanes_that_the_code_knows_no_more_are_found(apps: Callable[
     assert sorted(ran) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_b07_a_worker_sleeps_until_the_next_permit(app: Duly) -> None:
     begun: list[float] = []
 

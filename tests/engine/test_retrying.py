@@ -129,6 +129,7 @@ def test_jobs_are_listed_by_the_beginning_of_their_ids(app: Duly, double: Any) -
     assert len(app.list(prefix=one.id[:4])) == 2
 
 
+@pytest.mark.slow
 def test_each_heartbeat_records_slots_and_counts_of_attempts(app: Duly) -> None:
     gate = threading.Event()
     tries: list[int] = []

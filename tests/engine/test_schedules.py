@@ -507,6 +507,7 @@ def test_s06_a_queued_run_without_a_predecessor_is_woken_by_the_upkeep(app: Duly
     assert {job.state for job in app.list(limit=100)} == {State.SUCCEEDED}
 
 
+@pytest.mark.slow
 def test_s06_cancel_running_ends_waiting_runs_and_requests_running_ones(app: Duly) -> None:
     began: list[datetime] = []
     asked: list[datetime] = []
@@ -980,6 +981,7 @@ def test_s04_one_that_cannot_be_read_here_does_not_stop_the_others(
     assert fires(app, "strange") == []
 
 
+@pytest.mark.slow
 def test_s04_a_real_worker_fires_on_time_without_a_wake_up(app: Duly) -> None:
     seen: list[float] = []
 

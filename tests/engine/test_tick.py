@@ -98,6 +98,7 @@ def test_s10_a_tick_starts_no_job_after_its_time(app: Duly) -> None:
     assert {job.state for job in app.list(limit=100)} == {State.READY, State.SUCCEEDED}
 
 
+@pytest.mark.slow
 def test_s10_a_tick_rescues_jobs_of_a_dead_worker(app: Duly) -> None:
     ran: list[int] = []
 
@@ -113,6 +114,7 @@ def test_s10_a_tick_rescues_jobs_of_a_dead_worker(app: Duly) -> None:
     assert found(app, job.id).state is State.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_s10_a_tick_runs_what_it_rescued_also_when_the_look_for_it_comes_late(
     app: Duly, monkeypatch: pytest.MonkeyPatch
 ) -> None:

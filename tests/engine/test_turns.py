@@ -548,6 +548,7 @@ def test_a_handler_begins_when_the_one_before_it_has_ended_also_if_that_was_give
     assert max(waited) < 1
 
 
+@pytest.mark.slow
 def test_j18_finished_jobs_are_recorded_even_if_the_worker_stops_before_the_send(app: Duly) -> None:
     async def run() -> None:
         on_its_way = asyncio.Event()

@@ -106,6 +106,7 @@ def test_j16_an_async_handler_that_runs_too_long_is_cancelled(app: Duly) -> None
     assert "JobTimeout" in (found.error or "")
 
 
+@pytest.mark.slow
 def test_j16_a_thread_is_requested_to_stop_and_then_interrupted(app: Duly) -> None:
     seen: list[Any] = []
 
@@ -130,6 +131,7 @@ def test_j16_a_thread_is_requested_to_stop_and_then_interrupted(app: Duly) -> No
     assert seen[-2] is True
 
 
+@pytest.mark.slow
 def test_j16_a_thread_is_interrupted_after_its_database_call(app: Duly, monkeypatch: Any) -> None:
     """Interrupted in the middle, others whose jobs it commits along would wait for ever."""
     rows, interrupt, asked_again = app.driver._rows, Threads.interrupt, threading.Event()
@@ -174,6 +176,7 @@ def test_j16_a_thread_is_interrupted_after_its_database_call(app: Duly, monkeypa
 
 
 @pytest.mark.parametrize("asks", ["all the time", "once"])
+@pytest.mark.slow
 def test_j16_a_thread_in_database_calls_is_interrupted_too(app: Duly, asks: str, monkeypatch: Any) -> None:
     """Who asks all the time is hardly ever anywhere else, and would run on for ever."""
     rows, seen, heard = app.driver._rows, [], []
@@ -293,6 +296,7 @@ async def stuck_thread(app: Duly) -> tuple[Any, Any]:
     return given_up, (room, late, len(began))
 
 
+@pytest.mark.slow
 def test_j16_a_thread_that_cannot_be_reached_keeps_its_slot_and_its_job_waits_for_the_lease(app: Duly) -> None:
     given_up, (room, late, began) = asyncio.run(stuck_thread(app))
     now = app.driver.run(ops.clock())
@@ -303,6 +307,7 @@ def test_j16_a_thread_that_cannot_be_reached_keeps_its_slot_and_its_job_waits_fo
     assert began == 1
 
 
+@pytest.mark.slow
 def test_j16_a_worker_with_half_its_threads_stuck_requests_a_restart(app: Duly) -> None:
     free = threading.Event()
     asked = []
@@ -325,6 +330,7 @@ def test_j16_a_worker_with_half_its_threads_stuck_requests_a_restart(app: Duly) 
     assert (asked, found.state, found.attempt) == ([True], State.SCHEDULED, 1)
 
 
+@pytest.mark.slow
 def test_j16_an_async_handler_that_holds_on_is_given_up_on(app: Duly) -> None:
     async def scenario() -> Any:
         free = asyncio.Event()
@@ -382,6 +388,7 @@ def test_j17_a_running_async_handler_stops_at_its_next_await(app: Duly) -> None:
     assert app.driver.run(ops.attempts(found.id)) == []  # it did not fail
 
 
+@pytest.mark.slow
 def test_j17_a_running_sync_handler_stops_at_its_next_context_call(app: Duly) -> None:
     async def scenario() -> Any:
         began = threading.Event()
@@ -436,6 +443,7 @@ def test_j17_a_handler_that_returns_normally_has_succeeded(app: Duly) -> None:
 # Leases
 
 
+@pytest.mark.slow
 def test_j10_a_job_longer_than_its_lease_runs_once(app: Duly) -> None:
     async def scenario() -> Any:
         ran = []
@@ -499,6 +507,7 @@ def test_j09_a_handler_with_a_lost_lease_gets_lease_lost(app: Duly) -> None:
     assert len(told_by) == 1
 
 
+@pytest.mark.slow
 def test_j21_a_stalled_handler_is_reported_while_its_lease_is_valid(app: Duly) -> None:
     async def scenario() -> Any:
         free = asyncio.Event()
@@ -873,6 +882,7 @@ def test_a_job_whose_backoff_fails_ends_dead_and_frees_its_slot(app: Duly) -> No
     assert app.get(other.id).state is State.SUCCEEDED  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_j07_a_job_due_beside_a_backlog_is_ready_within_a_second_after_idling(app: Duly) -> None:
     order: list[str] = []
 

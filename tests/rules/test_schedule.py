@@ -203,6 +203,7 @@ def test_s01_a_step_that_is_longer_than_its_field_is_refused_with_what_it_is_due
 
 @pytest.mark.parametrize("place", range(5))
 @pytest.mark.parametrize("step", ["", "/2", "/5"])
+@pytest.mark.slow
 def test_s01_what_to_write_for_a_range_around_the_end_is_accepted_and_due_then(place, step):
     low, high = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))[place]
     for begin, end in combinations(range(low, high + 1), 2):
@@ -386,6 +387,7 @@ def against_the_judge(tz: str, change: int) -> None:
 
 
 @pytest.mark.parametrize("tz", ZONES)
+@pytest.mark.slow
 def test_s02_every_change_of_seven_years_matches_brute_force(tz):
     changes = judge.changes(tz, *YEARS)
     assert bool(changes) == (tz != "Asia/Kathmandu")
