@@ -397,6 +397,28 @@ def test_a_watch_armed_during_a_write_must_claim_once_more(file):
     watch.close()
 
 
+def test_a_watch_disarmed_during_a_write_is_not_called_at_its_commit(file, monkeypatch):
+    called, looks = Called(), []
+    watch = file.driver.watch(called)
+    conn = sqlite3.connect(file.path, isolation_level=None)
+    for pragma in ("wal_autocheckpoint = 0", "cache_size = 1", "cache_spill = 1"):
+        conn.execute(f"pragma {pragma}")
+    conn.execute("create table notes (text)")
+    called.armed(watch)
+    look = type(watch._sight).version
+    monkeypatch.setattr(type(watch._sight), "version", lambda sight: looks.append(1) or look(sight))
+    conn.execute("begin immediate")
+    conn.executemany("insert into notes values (?)", [["x" * 4000]] * 100)  # more than stays in memory
+    until(lambda: len(looks) > 2)  # it waits for the commit
+    watch.disarm()
+    conn.execute("commit")
+    before = len(looks)
+    time.sleep(0.1)  # it reads every few milliseconds while it waits
+    assert (called.times, len(looks) - before <= 1) == (0, True)
+    conn.close()
+    watch.close()
+
+
 def test_a_commit_during_arming_is_not_missed(file, monkeypatch):
     called = Called()
     watch = file.driver.watch(called)
