@@ -127,7 +127,7 @@ async def hang(ctx: Ctx) -> None:
         time.sleep(0.1)
 
 
-@app.task(timeout="1s", backoff=backoff.fixed("50ms"))
+@app.task(timeout="200ms", backoff=backoff.fixed("50ms"))
 async def hang_over_time(ctx: Ctx) -> None:
     """Let nobody else on the event loop, for ever, though its time is up."""
     note(ctx, "begin")
