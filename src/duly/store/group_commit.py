@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
+from duly.errors import DulyError
 from duly.model import Terms
 from duly.store.op import Op, Rows
 from duly.store.ops import listed
@@ -228,6 +229,13 @@ def size_of(op: Op[Any]) -> int:
     if op.alike is not None and "payload" in params:
         return len(params["payload"]) + len(params["envelope"] or "")
     return sum(len(value) for value in params.values() if isinstance(value, str))
+
+
+def own_error(error: DulyError) -> DulyError:
+    """Copy an error, so that each caller of a batch raises its own."""
+    own = type(error)(str(error))
+    own.__cause__ = error.__cause__
+    return own
 
 
 def rows_of(outcome: Outcome) -> Rows:

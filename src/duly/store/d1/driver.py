@@ -26,7 +26,7 @@ from duly.store.d1.requests import Unit, requests, unit
 from duly.store.d1.translate import TooLate, translate
 from duly.store.d1.wire import Address, Line, Trouble
 from duly.store.driver import About, Driver, Finding
-from duly.store.group_commit import Gathering, Outcome, Word, rows_of
+from duly.store.group_commit import Gathering, Outcome, Word, own_error, rows_of
 from duly.store.op import Op, Row, Rows
 
 T = TypeVar("T")
@@ -236,7 +236,7 @@ class D1Driver(Driver):
         except DulyError as error:
             alone = len(places) > 1 and isinstance(error, StoreError) and not isinstance(error, NOT_ITS_FAULT)
             for place in places:
-                outcomes[place] = Word.ALONE if alone else _own(error)
+                outcomes[place] = Word.ALONE if alone else own_error(error)
             return
         for one in request:
             own = [row for _ in one.lines for row in next(rows)]
@@ -246,13 +246,6 @@ class D1Driver(Driver):
     def _lost(self, op: Op[Any], error: BaseException) -> Exception:
         what = f"the thread that sent it with others to {self.address} was interrupted"
         return AnswerLost(f"{op.name}: {what} ({error!r})")
-
-
-def _own(error: DulyError) -> DulyError:
-    """Copy an error, so that each caller of a request raises its own."""
-    own = type(error)(str(error))
-    own.__cause__ = error.__cause__
-    return own
 
 
 def _abandon_all() -> None:

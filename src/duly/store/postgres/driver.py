@@ -25,7 +25,7 @@ from psycopg import Connection, Cursor, IsolationLevel, errors
 from duly.errors import AnswerLost, DulyError, StoreError, StoreUnavailable
 from duly.store import migrate, statements
 from duly.store.driver import About, Driver, Finding, Hook, Point, Watch
-from duly.store.group_commit import Gathering, Outcome, Word, joined, rows_of
+from duly.store.group_commit import Gathering, Outcome, Word, joined, own_error, rows_of
 from duly.store.op import Op, Rows
 from duly.store.postgres import health, lone_enqueue
 from duly.store.postgres.connection import CONNECT_SECONDS, LOCK_TIMEOUT, PooledConnection, connect, with_timeouts
@@ -33,7 +33,7 @@ from duly.store.postgres.listen import ListenWatch
 from duly.store.postgres.plans import only, trusted
 from duly.store.postgres.pool import Pool
 from duly.store.postgres.schema import read_meta
-from duly.store.postgres.translate import ROLLED_BACK, describe, first_error, is_down, own_error, translate
+from duly.store.postgres.translate import ROLLED_BACK, describe, first_error, is_down, translate
 from duly.store.threads import DaemonThreads
 
 T = TypeVar("T")

@@ -118,10 +118,3 @@ def first_error(error: psycopg.Error) -> psycopg.Error:
     """Return the error that aborted a pipeline; the errors of later statements can hide it."""
     hidden = error.__context__
     return hidden if isinstance(error, errors.PipelineAborted) and isinstance(hidden, psycopg.Error) else error
-
-
-def own_error(error: StoreError) -> StoreError:
-    """Copy an error, so that each caller of a batch raises its own."""
-    own = type(error)(str(error))
-    own.__cause__ = error.__cause__
-    return own
